@@ -1,0 +1,451 @@
+"""What the playbook's transformations share: files that may be edited, names resolved through imports, replacement by identity.
+
+Everything works on libcst trees, so that comments and formatting of untouched code survive byte for byte.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import libcst as cst
+
+from scripts.common import tree as trees
+
+SKIPPED_FOLDERS = {"test", "tests", "docs", "examples_old"}
+LARGEST_BYTES = 400_000
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer, not an error
+    """A fix does not apply; the message is the missing precondition, in one line."""
+
+
+@dataclass
+class File:
+    """One editable Python file of a tree: its path in the tree, its text, its syntax and what its names mean."""
+
+    path: str
+    text: str
+    module: cst.Module
+    names: dict[str, str] = field(default_factory=dict)
+
+    def qualified(self, node: cst.CSTNode | None) -> str | None:
+        """`torch.nn.functional.softmax` for `F.softmax`, through the file's imports; None for what is no dotted name."""
+        name = dotted(node)
+        if name is None:
+            return None
+        first, dot, rest = name.partition(".")
+        return self.names.get(first, first) + dot + rest
+
+    def spelled(self, qualified: str) -> str | None:
+        """How this file can write a qualified name with the imports that it has: `F.softmax`, or None."""
+        best = None
+        for local, meaning in self.names.items():
+            if qualified == meaning or qualified.startswith(meaning + "."):
+                written = local + qualified[len(meaning) :]
+                if best is None or len(written) < len(best):
+                    best = written
+        return best
+
+    def line(self, node: cst.CSTNode) -> int:
+        """The line on which a node of this file's tree begins."""
+        if not hasattr(self, "_positions"):
+            wrapper = cst.MetadataWrapper(self.module, unsafe_skip_copy=True)
+            from libcst.metadata import PositionProvider
+
+            self._positions = wrapper.resolve(PositionProvider)
+        return self._positions[node].start.line  # type: ignore[no-any-return]
+
+
+def files(tree: Path, finding: Mapping[str, Any], spec: Mapping[str, Any], *words: str) -> Iterator[File]:
+    """Editable Python files that hold one of `words`, the finding's anchored files first.
+
+    Cost: one walk and one read of each file; only files with a word in them are parsed (about 1 MB/s).
+    """
+    anchored = [anchor.get("path") for anchor in finding.get("anchors") or []]
+    paths = [path for path in trees.manifest(tree) if path.endswith((".py", ".pyw"))]
+    paths.sort(key=lambda path: (anchored.index(path) if path in anchored else len(anchored), path))
+    for path in paths:
+        if not editable(path, spec) or (tree / path).is_symlink():
+            continue
+        if path not in anchored and SKIPPED_FOLDERS & set(path.split("/")[:-1]):
+            continue
+        data = (tree / path).read_bytes()
+        if len(data) > LARGEST_BYTES:
+            continue
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        if words and not any(word in text for word in words):
+            continue
+        try:
+            module = cst.parse_module(text)
+        except cst.ParserSyntaxError:
+            continue
+        yield File(path, text, module, imports(module))
+
+
+def editable(path: str, spec: Mapping[str, Any]) -> bool:
+    """Whether the workload lets a patch touch the file: inside `source.editable`, outside `source.protected`."""
+    source = spec.get("source") or {}
+    allowed = source.get("editable") or spec.get("editable") or ["**"]
+    protected = source.get("protected") or spec.get("protected") or []
+    return any(matches(path, glob) for glob in allowed) and not any(matches(path, glob) for glob in protected)
+
+
+def matches(path: str, glob: str) -> bool:
+    """Glob with `**` over folders; a bare folder name means all that is in it."""
+    if glob in ("**", "*", path) or path.startswith(glob.rstrip("/") + "/"):
+        return True
+    if glob.startswith("**/") and matches(path, glob[3:]):
+        return True
+    if "**" in glob:
+        return fnmatch.fnmatchcase(path, glob.replace("**/", "*").replace("**", "*"))
+    return path.count("/") == glob.count("/") and fnmatch.fnmatchcase(path, glob)
+
+
+def imports(module: cst.Module) -> dict[str, str]:
+    """Local name -> qualified name, for every import of the file, nested ones included."""
+    names: dict[str, str] = {}
+    for node in walk(module):
+        if isinstance(node, cst.Import):
+            for alias in node.names:
+                full = dotted(alias.name) or ""
+                if alias.asname:
+                    names[dotted(alias.asname.name) or ""] = full
+                else:
+                    names[full.split(".")[0]] = full.split(".")[0]
+        elif isinstance(node, cst.ImportFrom) and not isinstance(node.names, cst.ImportStar) and node.module:
+            base = "." * len(node.relative) + (dotted(node.module) or "")
+            for alias in node.names:
+                local = dotted(alias.asname.name) if alias.asname else dotted(alias.name)
+                names[local or ""] = f"{base}.{dotted(alias.name)}"
+    return names
+
+
+def dotted(node: cst.CSTNode | None) -> str | None:
+    """`a.b.c` of a chain of names, else None."""
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute):
+        base = dotted(node.value)
+        return None if base is None else f"{base}.{node.attr.value}"
+    return None
+
+
+def code(node: cst.CSTNode) -> str:
+    """The source text of a node, without the parentheses around the whole of it."""
+    return cst.Module(body=[]).code_for_node(bare(node))
+
+
+def bare(node: Any) -> Any:
+    """The expression without parentheses around it."""
+    return node.with_changes(lpar=[], rpar=[]) if getattr(node, "lpar", None) else node
+
+
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """The node and all below it, in source order."""
+    yield node
+    for child in node.children:
+        yield from walk(child)
+
+
+def loads(node: cst.CSTNode, name: str) -> int:
+    """How often the variable is read in a node; attribute names, keywords, targets and parameters do not count."""
+    return sum(1 for read in reads(node) if read == name)
+
+
+def reads(node: cst.CSTNode) -> Iterator[str]:
+    """Names of the variables that a node reads, with repetition."""
+    if isinstance(node, cst.Name):
+        yield node.value
+    elif isinstance(node, cst.Attribute):
+        yield from reads(node.value)
+    elif isinstance(node, cst.Arg):
+        yield from reads(node.value)
+    elif isinstance(node, cst.AssignTarget):
+        if not isinstance(node.target, cst.Name):
+            yield from _target_reads(node.target)
+    elif isinstance(node, cst.AnnAssign):
+        if node.value:
+            yield from reads(node.value)
+    elif isinstance(node, (cst.For, cst.CompFor)):
+        yield from _target_reads(node.target)
+        for child in node.children:
+            if child is not node.target:
+                yield from reads(child)
+    elif isinstance(node, cst.Param):
+        if node.default:
+            yield from reads(node.default)
+    elif isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+        for child in node.children:
+            if child is not node.name:
+                yield from reads(child)
+    elif isinstance(node, (cst.Import, cst.ImportFrom, cst.Global, cst.Nonlocal)):
+        return
+    else:
+        for child in node.children:
+            yield from reads(child)
+
+
+def _target_reads(target: cst.BaseExpression) -> Iterator[str]:
+    if isinstance(target, (cst.Tuple, cst.List)):
+        for element in target.elements:
+            yield from _target_reads(element.value)
+    elif isinstance(target, (cst.Attribute, cst.Subscript)):
+        yield from reads(target)
+
+
+def writes(node: cst.CSTNode) -> set[str]:
+    """Names that a statement binds: assignments, loops, `with ... as`, imports, definitions, walrus."""
+    found: set[str] = set()
+    for part in walk(node):
+        if isinstance(part, cst.AssignTarget):
+            found |= target_names(part.target)
+        elif isinstance(part, (cst.AugAssign, cst.AnnAssign, cst.NamedExpr, cst.For)):
+            found |= target_names(part.target)
+        elif isinstance(part, cst.AsName):
+            found |= target_names(part.name)
+        elif isinstance(part, (cst.FunctionDef, cst.ClassDef)):
+            found.add(part.name.value)
+    return found
+
+
+def target_names(target: cst.CSTNode) -> set[str]:
+    """Plain names in an assignment target."""
+    if isinstance(target, cst.Name):
+        return {target.value}
+    if isinstance(target, (cst.Tuple, cst.List)):
+        return set().union(*(target_names(element.value) for element in target.elements)) if target.elements else set()
+    return set()
+
+
+def assigned(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
+    """`(name, value)` of a line that is exactly one assignment to one plain name, augmented ones unfolded; else None."""
+    if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
+        return None
+    small = statement.body[0]
+    if isinstance(small, cst.Assign) and len(small.targets) == 1 and isinstance(small.targets[0].target, cst.Name):
+        return small.targets[0].target.value, small.value
+    if isinstance(small, cst.AnnAssign) and isinstance(small.target, cst.Name) and small.value:
+        return small.target.value, small.value
+    if isinstance(small, cst.AugAssign) and isinstance(small.target, cst.Name):
+        operator = _UNFOLDED.get(type(small.operator))
+        if operator:
+            return small.target.value, cst.BinaryOperation(left=small.target, operator=operator(), right=small.value)
+    return None
+
+
+_UNFOLDED: dict[type, type] = {
+    cst.AddAssign: cst.Add,
+    cst.SubtractAssign: cst.Subtract,
+    cst.MultiplyAssign: cst.Multiply,
+    cst.DivideAssign: cst.Divide,
+}
+
+
+def call(statement: cst.CSTNode) -> cst.Call | None:
+    """The call of a line that is exactly one expression statement with a call."""
+    if isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1:
+        small = statement.body[0]
+        if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):
+            return small.value
+    return None
+
+
+def keyword(node: cst.Call, name: str) -> cst.Arg | None:
+    """The call's keyword argument of that name."""
+    for argument in node.args:
+        if argument.keyword is not None and argument.keyword.value == name:
+            return argument
+    return None
+
+
+def positional(node: cst.Call) -> list[cst.BaseExpression]:
+    """The call's positional arguments, unstarred."""
+    return [argument.value for argument in node.args if argument.keyword is None and not argument.star]
+
+
+def with_keyword(node: cst.Call, name: str, value: str) -> cst.Call:
+    """The call with `name=value` set, in the formatting that its argument list has."""
+    expression = cst.parse_expression(value)
+    for index, argument in enumerate(node.args):
+        if argument.keyword is not None and argument.keyword.value == name:
+            arguments = list(node.args)
+            arguments[index] = argument.with_changes(value=expression)
+            return node.with_changes(args=arguments)
+    arguments = list(node.args)
+    new = cst.Arg(keyword=cst.Name(name), value=expression, equal=_EQUAL)
+    at = len(arguments)
+    if arguments and arguments[-1].star == "**":
+        at -= 1
+    if at == len(arguments) and arguments:
+        last = arguments[-1]
+        # One argument a line: the last comma carries the line break, and the new argument takes its place.
+        separator = arguments[-2].comma if len(arguments) > 1 else _COMMA
+        new = new.with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
+        if isinstance(separator, cst.MaybeSentinel):
+            separator = _COMMA
+        arguments[-1] = last.with_changes(
+            comma=separator if len(arguments) > 1 or isinstance(last.comma, cst.MaybeSentinel) else _COMMA,
+            whitespace_after_arg=cst.SimpleWhitespace(""),
+        )
+        if len(node.args) == 1 and isinstance(last.comma, cst.Comma) and not isinstance(node.whitespace_before_args, cst.SimpleWhitespace):
+            arguments[-1] = arguments[-1].with_changes(comma=cst.Comma(whitespace_after=node.whitespace_before_args))
+        elif len(node.args) == 1 and not isinstance(last.comma, cst.Comma) and not isinstance(node.whitespace_before_args, cst.SimpleWhitespace):
+            arguments[-1] = arguments[-1].with_changes(comma=cst.Comma(whitespace_after=node.whitespace_before_args))
+    elif arguments:
+        new = new.with_changes(comma=_COMMA)
+    arguments.insert(at, new)
+    return node.with_changes(args=arguments)
+
+
+def without_keyword(node: cst.Call, name: str) -> cst.Call:
+    """The call without that keyword argument."""
+    kept = [a for a in node.args if not (a.keyword is not None and a.keyword.value == name)]
+    if kept and len(kept) < len(node.args) and node.args[-1] not in kept:
+        kept[-1] = kept[-1].with_changes(comma=node.args[-1].comma, whitespace_after_arg=node.args[-1].whitespace_after_arg)
+    return node.with_changes(args=kept)
+
+
+_EQUAL = cst.AssignEqual(whitespace_before=cst.SimpleWhitespace(""), whitespace_after=cst.SimpleWhitespace(""))
+_COMMA = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+
+Change = cst.CSTNode | cst.RemovalSentinel | cst.FlattenSentinel | Callable[[Any], Any]
+
+
+class _Replacing(cst.CSTTransformer):
+    def __init__(self, changes: Mapping[cst.CSTNode, Change]) -> None:
+        super().__init__()
+        self.changes = changes
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        change = self.changes.get(original_node)
+        if change is None:
+            return updated_node
+        if isinstance(change, (cst.CSTNode, cst.RemovalSentinel, cst.FlattenSentinel)):
+            return change
+        return change(updated_node)
+
+
+def replaced(node: Any, changes: Mapping[cst.CSTNode, Change]) -> Any:
+    """The tree with nodes (found by identity) replaced; a function as change gets the node with its inner changes made."""
+    return node.visit(_Replacing(changes))
+
+
+def functions(node: cst.CSTNode) -> Iterator[tuple[cst.FunctionDef, tuple[cst.CSTNode, ...]]]:
+    """Every function with the classes and functions around it, outermost first."""
+    yield from _functions(node, ())
+
+
+def _functions(node: cst.CSTNode, around: tuple[cst.CSTNode, ...]) -> Iterator[Any]:
+    for child in node.children:
+        if isinstance(child, cst.FunctionDef):
+            yield child, around
+            yield from _functions(child, (*around, child))
+        elif isinstance(child, cst.ClassDef):
+            yield from _functions(child, (*around, child))
+        else:
+            yield from _functions(child, around)
+
+
+def blocks(node: cst.CSTNode) -> Iterator[Sequence[cst.BaseStatement]]:
+    """Statement lists below a node, without those of functions and classes defined inside it."""
+    for child in node.children:
+        if isinstance(child, (cst.FunctionDef, cst.ClassDef)):
+            continue
+        if isinstance(child, cst.IndentedBlock):
+            yield child.body  # type: ignore[misc]
+        yield from blocks(child)
+
+
+def module_blocks(module: cst.Module) -> Iterator[Sequence[cst.BaseStatement]]:
+    """The module's own statement lists: top level and what is nested in its loops and conditions."""
+    yield module.body  # type: ignore[misc]
+    for statement in module.body:
+        if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+            yield from blocks(statement)
+
+
+def attribute_values(class_: cst.ClassDef, name: str) -> list[cst.BaseExpression]:
+    """Values that a class's methods give to `self.<name>`, by assignment or `register_buffer`."""
+    found: list[cst.BaseExpression] = []
+    for node in walk(class_):
+        if isinstance(node, cst.Assign):
+            found += [node.value for target in node.targets if dotted(target.target) == f"self.{name}"]
+        elif isinstance(node, cst.AnnAssign) and dotted(node.target) == f"self.{name}" and node.value:
+            found.append(node.value)
+        elif isinstance(node, cst.Call) and dotted(node.func) == "self.register_buffer":
+            arguments = positional(node)
+            if len(arguments) > 1 and string(arguments[0]) == name:
+                found.append(arguments[1])
+    return found
+
+
+def string(node: cst.CSTNode | None) -> str | None:
+    """The value of a plain string literal."""
+    if isinstance(node, cst.SimpleString):
+        value = node.evaluated_value
+        return value if isinstance(value, str) else None
+    return None
+
+
+def number(node: cst.CSTNode | None) -> float | None:
+    """The value of a number literal, with its sign."""
+    if isinstance(node, (cst.Integer, cst.Float)):
+        return float(node.evaluated_value)
+    if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
+        value = number(node.expression)
+        return None if value is None else -value
+    return None
+
+
+def is_true(node: cst.CSTNode | None) -> bool:
+    """Whether the node is the literal True."""
+    return isinstance(node, cst.Name) and node.value == "True"
+
+
+def is_false(node: cst.CSTNode | None) -> bool:
+    """Whether the node is the literal False."""
+    return isinstance(node, cst.Name) and node.value == "False"
+
+
+def with_import(module: cst.Module, statement: str) -> cst.Module:
+    """The module with `import x` (or `from a import b`) after its other imports of that kind; nothing where it is there."""
+    parsed = cst.parse_statement(statement + "\n")
+    body = list(module.body)
+    at = 0
+    for index, node in enumerate(body):
+        if not isinstance(node, cst.SimpleStatementLine):
+            if at:
+                break
+            continue
+        if module.code_for_node(node).strip().split("#")[0].strip() == statement:
+            return module
+        small = node.body[0]
+        if isinstance(small, (cst.Import, cst.ImportFrom)):
+            future = isinstance(small, cst.ImportFrom) and dotted(small.module) == "__future__"
+            plain = isinstance(small, cst.Import) and statement.startswith("import ")
+            # Sorted among plain imports at the top; else behind the last import of the first block.
+            if plain and not future and (dotted(small.names[0].name) or "") > statement.split()[1]:
+                parsed = parsed.with_changes(leading_lines=node.leading_lines)
+                body[index] = node.with_changes(leading_lines=[])
+                body.insert(index, parsed)
+                return module.with_changes(body=body)
+            at = index + 1
+        elif isinstance(small, cst.Expr) and isinstance(small.value, (cst.SimpleString, cst.ConcatenatedString)) and not at:
+            at = index + 1
+        elif at:
+            break
+    body.insert(at, parsed)
+    return module.with_changes(body=body)
+
+
+def statements(text: str, module: cst.Module, indent: str = "") -> list[Any]:
+    """Statements parsed from text, to be put into a block of that module."""
+    config = module.config_for_parsing
+    return [node for node in cst.parse_module(text, config).body if indent is not None]

@@ -1,0 +1,123 @@
+"""The proposer `playbook`: known fixes for the findings, no model, one change a candidate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from scripts.propose import playbook
+from scripts.propose.codemod import Refusal
+from scripts.propose.proposal import Answer, Attempt, Task, gain
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A finding, a fix that applies to it, and what the two are worth in the order of trial."""
+
+    finding: dict[str, Any]
+    name: str
+    fix: ModuleType
+    edits: dict[str, str]
+    worth: float
+
+
+def propose(task: Task) -> Answer:
+    """The candidate-th best applicable pair that has not been tried; `nothing` when there is no such pair."""
+    transcript: list[dict[str, Any]] = []
+    left = [pair for pair in ranked(task, transcript) if not _done(task, pair, transcript)]
+    answer = Answer(transcript=transcript)
+    if task.candidate >= len(left):
+        answer.reason = f"{len(left)} applicable fixes are left, this is candidate {task.candidate}"
+        return answer
+    pair = left[task.candidate]
+    answer.status = "patch"
+    answer.edits = pair.edits
+    answer.fix, answer.title = pair.name, pair.fix.TITLE
+    answer.findings_used = [pair.finding["id"]]
+    answer.hypothesis = pair.fix.HYPOTHESIS
+    answer.expected_gain = gain(pair.finding)
+    answer.risk, answer.classes, answer.untested = pair.fix.RISK, list(pair.fix.CLASSES), list(pair.fix.UNTESTED)
+    transcript.append({"event": "chosen", "finding": pair.finding["id"], "fix": pair.name, "candidate": task.candidate})
+    return answer
+
+
+def ranked(task: Task, transcript: list[dict[str, Any]]) -> list[Pair]:
+    """Applicable pairs, best first; the same edits under two findings count once, for the finding that is worth more.
+
+    A finding's ceiling is shared by its fixes, so the k-th applicable fix of one finding counts for ceiling / k: the first
+    fixes of the smaller findings come before the third fix of the largest.
+    """
+    pairs: list[Pair] = []
+    answers: dict[tuple[str, str], Any] = {}
+    for finding in task.findings:
+        place = 0
+        for name in _names(finding):
+            fix = playbook.fixes()[name]
+            anchors = json.dumps([anchor.get("path") for anchor in finding.get("anchors") or []])
+            if (name, anchors) not in answers:
+                answers[name, anchors] = _attempt(task, fix, finding)
+            edits = answers[name, anchors]
+            entry = {"event": "fix", "finding": finding["id"], "fix": name}
+            if isinstance(edits, str):
+                transcript.append({**entry, "refused": edits})
+                continue
+            place += 1
+            worth = ((finding.get("ceiling") or {}).get("fraction") or 0.0) / place
+            transcript.append({**entry, "applies": sorted(edits), "worth": worth})
+            pairs.append(Pair(finding, name, fix, edits, worth))
+    pairs.sort(key=lambda pair: -pair.worth)
+    return list(_once(pairs))
+
+
+def _names(finding: dict[str, Any]) -> list[str]:
+    """Fixes of a finding: first those that the finding names, then others that answer its id, the most specific first."""
+    known = playbook.fixes()
+    named = [name for name in finding.get("fixes") or [] if name in known]
+    others = sorted(playbook.fixes_for(finding["id"]), key=lambda name: (known[name].FINDINGS.index(finding["id"]), name))
+    return list(dict.fromkeys([*named, *others]))
+
+
+def _attempt(task: Task, fix: ModuleType, finding: dict[str, Any]) -> dict[str, str] | str:
+    """The edits, or why there are none: the fix's own refusal, or a class of change that the workload forbids."""
+    allowed = (task.spec.get("constraints") or {}).get("classes")
+    if allowed is not None and not set(fix.CLASSES) <= set(allowed):
+        return f"needs the classes {', '.join(fix.CLASSES)}; the workload allows {', '.join(allowed)}"
+    try:
+        edits: dict[str, str] = fix.fix(task.tree, finding, task.spec)
+    except Refusal as refusal:
+        return str(refusal)
+    except RecursionError:
+        return "the source nests too deeply to be followed"
+    return edits
+
+
+def _once(pairs: list[Pair]) -> Iterator[Pair]:
+    seen = set()
+    for pair in pairs:
+        key = json.dumps(pair.edits, sort_keys=True)
+        if key not in seen:
+            seen.add(key)
+            yield pair
+
+
+def _done(task: Task, pair: Pair, transcript: list[dict[str, Any]]) -> bool:
+    """Whether the fix was accepted or tried; one that was faster and found no place in the stack is tried again."""
+    for attempt in task.history:
+        if attempt.proposal.get("fix") != pair.name or not _measured(attempt):
+            continue
+        if attempt.verdict == "faster" and not _accepted(task, attempt):
+            continue
+        transcript.append({"event": "tried", "fix": pair.name, "round": attempt.round, "verdict": attempt.verdict})
+        return True
+    return False
+
+
+def _measured(attempt: Attempt) -> bool:
+    return attempt.proposal["status"] == "patch"
+
+
+def _accepted(task: Task, attempt: Attempt) -> bool:
+    return any((entry.get("round"), entry.get("candidate")) == (attempt.round, attempt.candidate) for entry in task.accepted)
