@@ -1,0 +1,238 @@
+"""The machine as seen from outside the job: what it is, whether it is idle, and the lock on it for a measurement.
+
+Never imports torch. GPUs are read through nvidia-ml-py where a driver is present; unknown is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+IDLE_CORES = 0.25  # busy cores of others below which a machine counts as idle
+IDLE_UTILISATION = 5  # per cent of a GPU
+
+
+def fingerprint() -> dict[str, Any]:
+    """What the machine is: `cpu`, `cores` (usable), `memory_bytes`, `kernel`, `governor`, `python` and `gpus`."""
+    return {**_host(), "gpus": gpus()}
+
+
+@cache
+def _host() -> dict[str, Any]:
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "governor": _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_model() -> str | None:
+    for line in (_text("/proc/cpuinfo") or "").splitlines():
+        if line.startswith(("model name", "Model", "Hardware")):
+            return line.partition(":")[2].strip()
+    return platform.machine() or None
+
+
+def _text(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def load() -> float | None:
+    """The one-minute load average."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
+
+
+def busy_ticks() -> float:
+    """Seconds that all cores together have been busy since boot, time stolen by a hypervisor included; 10 ms grain."""
+    words = (_text("/proc/stat") or "cpu 0 0 0 0 0 0 0 0").splitlines()[0].split()[1:9]
+    user, nice, system, _, _, interrupt, soft, steal = [int(word) for word in (*words, *"00000000")][:8]
+    return (user + nice + system + interrupt + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def busy_cores(window_s: float) -> float:
+    """Cores that are busy, ours included, over a window; the caller sleeps meanwhile."""
+    before, start = busy_ticks(), time.monotonic()
+    time.sleep(window_s)
+    return (busy_ticks() - before) / (time.monotonic() - start)
+
+
+def wait_idle(limit_s: float, window_s: float = 0.1) -> dict[str, Any]:
+    """Wait until nothing else computes on this machine, for at most `limit_s`.
+
+    Returns `{"idle": bool, "busy_cores": last measured, "gpu_processes": other compute processes, "waited_s": ...}`.
+    """
+    start = time.monotonic()
+    while True:
+        cores = busy_cores(window_s)
+        others = gpu_processes()
+        idle = cores < IDLE_CORES and not others
+        waited = time.monotonic() - start
+        if idle or waited >= limit_s:
+            return {
+                "idle": idle,
+                "busy_cores": round(cores, 3),
+                "gpu_processes": len(others),
+                "waited_s": round(waited, 3),
+            }
+        window_s = min(1.0, max(0.3, window_s))  # what looked busy is looked at for longer: one tick is 10 ms
+
+
+@contextlib.contextmanager
+def exclusive() -> Iterator[None]:
+    """Hold this machine's measurement lock; waits for whoever holds it. One lock a host and a set of visible GPUs."""
+    from filelock import FileLock  # 0.05 s, only for timed rules
+
+    devices = "".join(c for c in os.environ.get("CUDA_VISIBLE_DEVICES", "all") if c.isalnum()) or "none"
+    place = Path(tempfile.gettempdir()) / f"wholejob-{platform.node()}-{devices}.lock"
+    with FileLock(place, mode=0o666):
+        yield
+
+
+@cache
+def _nvml() -> Any:
+    """The NVML module, started, or None; only tried where the driver has made its device file."""
+    if not Path("/dev/nvidiactl").exists():
+        return None
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:
+        return None
+    return pynvml
+
+
+def _handles() -> list[Any]:
+    """Handles of the GPUs that jobs may use (`CUDA_VISIBLE_DEVICES`, by index or UUID; all where it is unset)."""
+    nvml = _nvml()
+    if nvml is None:
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    found = []
+    for word in filter(None, (part.strip() for part in visible.split(","))):
+        with contextlib.suppress(Exception):
+            by_index = word.isdigit()
+            found.append(
+                nvml.nvmlDeviceGetHandleByIndex(int(word)) if by_index else nvml.nvmlDeviceGetHandleByUUID(word)
+            )
+    return found
+
+
+def gpus() -> list[dict[str, Any]]:
+    """One entry a visible GPU: name, uuid, driver, clocks in MHz, power limit in W, temperature, throttle reasons."""
+    nvml = _nvml()
+    return [
+        {
+            "name": _ask(nvml.nvmlDeviceGetName, handle),
+            "uuid": _ask(nvml.nvmlDeviceGetUUID, handle),
+            "driver": _ask(nvml.nvmlSystemGetDriverVersion),
+            "memory_bytes": getattr(_ask(nvml.nvmlDeviceGetMemoryInfo, handle), "total", None),
+            "clock_sm_mhz": _ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "clock_memory_mhz": _ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            "power_limit_w": _scaled(_ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1e-3),
+            "temperature_c": _ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            "throttle_reasons": _ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+        }
+        for handle in _handles()
+    ]
+
+
+def clocks() -> str | None:
+    """One line for a table of runs: `sm/memory MHz, temperature, throttle mask` of each GPU, or the CPU's frequency."""
+    found = gpus()
+    if found:
+        keys = ("clock_sm_mhz", "clock_memory_mhz", "temperature_c", "throttle_reasons")
+        return "; ".join("/".join(str(gpu[key]) for key in keys) for gpu in found)
+    frequency = _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
+    return f"{int(frequency) // 1000} MHz" if frequency and frequency.isdigit() else None
+
+
+def gpu_processes() -> list[int]:
+    """Compute processes on the visible GPUs, by process id."""
+    nvml = _nvml()
+    return [
+        process.pid
+        for handle in _handles()
+        for process in _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    ]
+
+
+def gpu_problems() -> list[str]:
+    """What is wrong with the GPUs right now: not answering, busy with somebody's process, uncorrected memory errors."""
+    nvml, found = _nvml(), []
+    for number, handle in enumerate(_handles()):
+        if _ask(nvml.nvmlDeviceGetMemoryInfo, handle) is None:
+            found.append(f"GPU {number} does not answer")
+        if processes := _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle):
+            found.append(f"GPU {number} still has {len(processes)} compute process(es)")
+        counter = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        if errors := _ask(nvml.nvmlDeviceGetTotalEccErrors, handle, *counter):
+            found.append(f"GPU {number} reports {errors} uncorrected memory errors")
+    return found
+
+
+def gpu_memory_bytes() -> int | None:
+    """Memory in use on the visible GPUs, everybody's; None without a GPU."""
+    nvml = _nvml()
+    used = [getattr(_ask(nvml.nvmlDeviceGetMemoryInfo, handle), "used", None) for handle in _handles()]
+    known = [value for value in used if value is not None]
+    return sum(known) if known else None
+
+
+@contextlib.contextmanager
+def device_memory(interval_s: float = 0.1) -> Iterator[dict[str, int | None]]:
+    """Watch device memory from outside: `peak_bytes` is the most in use above the start of the block.
+
+    Right on a machine that nothing else uses; a peak shorter than `interval_s` can be missed. One thread with a GPU.
+    """
+    seen: dict[str, int | None] = {"peak_bytes": None}
+    start = gpu_memory_bytes()
+    if start is None:
+        yield seen
+        return
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(interval_s):
+            now = gpu_memory_bytes()
+            if now is not None:
+                seen["peak_bytes"] = max(seen["peak_bytes"] or 0, now - start)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _ask(function: Any, *arguments: Any) -> Any:
+    try:
+        answer = function(*arguments)
+    except Exception:  # every NVML call may be unsupported on a device
+        return None
+    return answer.decode() if isinstance(answer, bytes) else answer
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,0 +1,52 @@
+"""Step marks of a run, and where its wall time went by them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+
+def timeline(records: Path, launched_ns: int, ended_ns: int, warmup: int) -> dict[str, Any]:
+    """Where the wall time of a run went, from rank 0's step marks; every value is null where the job has no steps.
+
+    `first_step_s`, `last_step_s`: from the launch to the begin of the first and the end of the last step. `phases` adds
+    up to the wall time: `startup_s` (launch to first step), `warmup_s` (what the first `warmup` steps take beyond the
+    median), `steady_s` (steps x median period), `slow_s` (what later periods take beyond the median), `tail_s`.
+    A period runs from the end of one step to the end of the next, so that loading and evaluation belong to it.
+    """
+    marks = step_marks(records / "steps.jsonl")
+    unknown = {"startup_s": None, "warmup_s": None, "steady_s": None, "slow_s": None, "tail_s": None}
+    if not marks:
+        return {"first_step_s": None, "last_step_s": None, "median_step_s": None, "steps": 0, "phases": unknown}
+    begin, end = marks[0][0], marks[-1][1]
+    periods = [(marks[0][1] - begin) / 1e9] + [(b[1] - a[1]) / 1e9 for a, b in zip(marks, marks[1:], strict=False)]
+    late = periods[warmup:] or periods
+    median = statistics.median(late)
+    early = periods[: len(periods) - len(late)]
+    return {
+        "first_step_s": (begin - launched_ns) / 1e9,
+        "last_step_s": (end - launched_ns) / 1e9,
+        "median_step_s": median,
+        "steps": len(marks),
+        "phases": {
+            "startup_s": (begin - launched_ns) / 1e9,
+            "warmup_s": sum(early) - median * len(early),
+            "steady_s": median * len(periods),
+            "slow_s": sum(late) - median * len(late),
+            "tail_s": (ended_ns - end) / 1e9,
+        },
+    }
+
+
+def step_marks(path: Path) -> list[tuple[int, int]]:
+    """`(begin, end)` of each step in monotonic nanoseconds, from `steps.jsonl`; empty where it is missing or torn."""
+    marks = []
+    with contextlib.suppress(OSError, ValueError, KeyError), path.open(encoding="utf-8") as file:
+        for line in file:
+            entry = json.loads(line)
+            if "begin_ns" in entry and "schema" not in entry:
+                marks.append((entry["begin_ns"], entry["end_ns"]))
+    return marks
