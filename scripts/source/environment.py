@@ -114,7 +114,7 @@ def _call(command: list[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     if done.returncode:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
-        line = next((text for text in reversed(done.stderr.strip().splitlines()) if "rror" in text), "see the log")
+        line = next((text for text in reversed(done.stderr.strip().splitlines()) if "error" in text.lower()), "see the log")
         raise InputError(f"environment: {what} failed: {line}")
 
 

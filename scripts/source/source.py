@@ -95,8 +95,7 @@ def _unpack(requirement: str, work: Path, python: str) -> dict[str, str]:
 
 
 def _prepare(spec: dict[str, Any], work: Path, python: str) -> None:
-    values = {"seed": spec["parity"]["seed"], "tree": str(work), "out": str(work), "python": python,
-              "steps": spec["measure"]["steps"] if "measure" in spec else "", **spec.get("parameters", {})}
+    values = {"tree": str(work), "python": python, **spec["parameters"]}
     command = [word.format(**values) for word in spec["launch"]["prepare"]]
     if command[0] == "python":
         command[0] = python

@@ -23,7 +23,7 @@ CONFIG_SCHEMA = ROOT / "config" / "config.schema.yaml"
 
 JOB = ("kind", "launch", "parameters", "environment", "parity", "resources", "knobs_file")
 PARTS: dict[str, tuple[str, ...]] = {
-    "source": ("source", "launch.prepare", "environment"),
+    "source": ("source", "launch.prepare", "parameters", "environment"),
     "environment": ("environment",),
     "job": (*JOB, "source.editable", "source.protected", "measure.steps"),
     "profile": (*JOB, "source.editable", "source.protected", "measure.steps", "profile"),
@@ -205,11 +205,13 @@ def _check(spec: dict[str, Any], path: Path) -> None:
     slugs = [slug(proposer) for proposer in spec["proposers"]]
     if len(set(slugs)) != len(slugs):
         raise InputError(f"{where}: proposers: two of them share the folder name {max(slugs, key=slugs.count)!r}")
-    known = {"seed", "out", "steps", "tree", "python", *spec["parameters"]}
-    for word in [*spec["launch"]["command"], *spec["launch"]["prepare"]]:
-        for name in _placeholders(word):
-            if name not in known:
-                raise InputError(f"{where}: launch.command: no value for {{{name}}}{suggestion(name, known)}; known are {', '.join(sorted(known))}")
+    given = {"tree", "python", *spec["parameters"]}
+    for field, known in (("command", {"seed", "out", "steps", *given}), ("prepare", given)):
+        for word in spec["launch"][field]:
+            for name in _placeholders(word):
+                if name not in known:
+                    hint = suggestion(name, known) or f"; known are {', '.join(sorted(known))}"
+                    raise InputError(f"{where}: launch.{field}: no value for {{{name}}}{hint}")
 
 
 def _placeholders(word: str) -> list[str]:

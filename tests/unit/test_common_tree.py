@@ -1,0 +1,76 @@
+"""Trees: identity by content, the store, canonical diffs."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from scripts.common import tree
+from scripts.common.errors import InputError
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.setattr(tree, "STORE", tmp_path / "store")
+    folder = tmp_path / "project"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "pkg" / "a.py").write_text("x = 1\ny = 2\n")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    return folder
+
+
+def test_identity_depends_on_content_and_mode_and_nothing_else(project, tmp_path):
+    before = tree.tree_hash(project)
+    copied = tree.copy(project, tmp_path / "elsewhere")
+    os.utime(copied / "run.sh", (0, 0))
+    (copied / "__pycache__").mkdir()
+    (copied / "__pycache__" / "a.pyc").write_bytes(b"x")
+    assert tree.tree_hash(copied) == before
+    (copied / "run.sh").chmod(0o644)
+    assert tree.tree_hash(copied) != before
+
+
+def test_a_stored_tree_is_read_only_and_verified(project):
+    identity = tree.store(project)
+    assert tree.store(project) == identity
+    place = tree.stored(identity)
+    assert not place.joinpath("pkg", "a.py").stat().st_mode & 0o222
+    place.joinpath("pkg", "a.py").chmod(0o644)
+    place.joinpath("pkg", "a.py").write_text("x = 3\n")
+    with pytest.raises(InputError, match="was changed"):
+        tree.stored(identity)
+    tree.remove(place)
+    with pytest.raises(InputError, match="is gone"):
+        tree.stored(identity)
+
+
+def test_a_diff_applied_gives_the_other_tree(project, tmp_path):
+    after = tree.copy(project, tmp_path / "after")
+    (after / "pkg" / "a.py").write_text("x = 1\ny = 3\n")
+    (after / "new.py").write_text("z = 0")
+    (after / "run.sh").unlink()
+    text = tree.diff(project, after)
+    assert text == tree.diff(project, after)
+    assert "diff --git a/pkg/a.py b/pkg/a.py" in text
+    patch = tmp_path / "p.diff"
+    patch.write_text(text)
+    identity = tree.patched(tree.store(project), patch)
+    assert identity == tree.tree_hash(after)
+
+
+def test_a_patch_that_does_not_apply_changes_nothing_and_says_where(project, tmp_path):
+    patch = tmp_path / "p.diff"
+    patch.write_text("--- a/pkg/a.py\n+++ b/pkg/a.py\n@@ -1,2 +1,2 @@\n x = 9\n-y = 2\n+y = 3\n")
+    before = tree.tree_hash(project)
+    with pytest.raises(InputError, match="does not apply: patch failed: pkg/a.py:1"):
+        tree.apply(patch, project)
+    assert tree.tree_hash(project) == before
+
+
+def test_an_empty_patch_is_the_base(project, tmp_path):
+    patch = tmp_path / "p.diff"
+    patch.write_text("")
+    identity = tree.store(project)
+    assert tree.patched(identity, patch) == identity
