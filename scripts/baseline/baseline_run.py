@@ -27,24 +27,21 @@ def job_of(spec: dict[str, Any], source: dict[str, Any], env: dict[str, Any], na
 
 def explain(document: dict[str, Any], name: str, log: Path) -> None:
     """Raise InputError where a baseline run is no basis for anything; print the end of the job's own output."""
-    problem = document["reason"] if document["status"] != "ok" else None
+    problem = document["reason"]
     if problem is None and document["steps"] == 0:
         problem = (
-            "took no step that the recorder could see: it watches torch optimizers and generate(); mark the steps of"
-            " another loop with parity.step()"
+            "no step marks: the recorder watches torch optimizers and generate(); mark the steps of another kind of loop"
+            " with parity.step()"
         )
     if problem is None and not document["protected_unchanged"]:
-        problem = (
-            "changes a file that source.protected names; take the file out of that list or let the job write to {out}"
-        )
+        problem = "it changed a file that source.protected names; a job should write to {out} only"
     if problem is None:
         return
     lines = last_lines(log)
     if lines:
         print(f"the last lines of {log}:\n{lines}", file=sys.stderr)
-    steps = f" after {document['steps']} steps" if document["steps"] and document["status"] != "ok" else ""
-    last = f": {lines.splitlines()[-1][:200]}" if lines and document["status"] == "crashed" else ""
-    raise InputError(f"workload {name}: the unmodified job {problem}{steps}{last} ({log})")
+    steps = f" after {document['steps']} steps" if document["status"] != "ok" and document["steps"] else ""
+    raise InputError(f"workload {name}: the unmodified job cannot be measured{steps}: {problem} ({log})")
 
 
 def main(argv: list[str] | None = None) -> int:

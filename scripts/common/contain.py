@@ -44,9 +44,11 @@ class Log:
         self.half = limit // 2
         self.head, self.tail_size, self.dropped, self.total = 0, 0, 0, 0
         self.tail: deque[bytes] = deque()
+        self.recent = b""
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
+        self.recent = (self.recent + data)[-4096:]
         room = self.half - self.head
         if room > 0:
             self.head += len(data[:room])
@@ -62,6 +64,11 @@ class Log:
             gone = len(self.tail.popleft())
             self.tail_size -= gone
             self.dropped += gone
+
+    def last_line(self) -> str:
+        """The last line that says something; what is left of a log on a full disk."""
+        lines = self.recent.decode(errors="replace").split("\n")
+        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
 
     def finish(self) -> None:
         with contextlib.suppress(OSError):
@@ -286,7 +293,7 @@ class Keeper:
             "cpu_system_s": used.ru_stime,
             "peak_rss_bytes": max(self.peak, used.ru_maxrss * 1024),
             "left_behind": left,
-            "log_bytes": self.log.total,
+            "last_line": self.log.last_line(),
             "log_dropped": self.log.dropped,
             **reached,
         }

@@ -151,7 +151,12 @@ def run_json(job: Job, path: str | Path) -> dict[str, Any]:
     path = Path(path)
     path.unlink(missing_ok=True)
     document = launch(job, path.parent)
-    write_json(path, SCHEMA, document)
+    if document["status"] != "ok":
+        tree.remove(path.parent / "out")  # what a failed run wrote is no result, and may be all of the disk
+    try:
+        write_json(path, SCHEMA, document)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
     return document
 
 
@@ -439,7 +444,7 @@ def _status(job: Job, account: dict[str, Any], missing: list[str]) -> tuple[str,
     if account["signal"] is not None:
         return "crashed", f"ended by signal {account['signal']}"
     if account["exit_code"] != 0:
-        return "crashed", f"exit code {account['exit_code']}"
+        return "crashed", f"exit code {account['exit_code']}" + (f": {said}" if (said := account["last_line"]) else "")
     if _outlived_s(account) > OUTLIVED_S:
         return "contained", f"processes outlived the main one by {_outlived_s(account):.1f} s"
     if missing:
