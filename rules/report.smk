@@ -1,0 +1,52 @@
+"""Tables of every selected experiment on this device.
+
+Inputs: the verdicts, races and proposals. Outputs: tables/*.csv, .md, .tex and .txt.
+"""
+
+
+TABLES = ["speedups", "changes", "candidates", "noise", "costs"]
+
+
+def experiments():
+    """`workload/proposer` of everything selected."""
+    return [f"{workload}/{name}" for workload in WORKLOADS for name in proposers(workload)]
+
+
+def candidate_files(name):
+    """One file of every candidate of every experiment."""
+    return [
+        f"results/{DEVICE}/{workload}/{proposer}/r{round}/c{candidate}/{name}"
+        for workload in WORKLOADS
+        for proposer in proposers(workload)
+        for round in rounds(workload)
+        for candidate in candidates(workload)
+    ]
+
+
+rule tables:
+    """Speedups, changes, candidates, noise and costs."""
+    input:
+        spec=per_workload("spec/all.json"),
+        noise=per_workload("noise.json"),
+        aa=per_workload("timing/aa.json"),
+        final=final_verdicts(),
+        race=[f"results/{DEVICE}/{e}/final/race.json" for e in experiments()],
+        parity=[f"results/{DEVICE}/{e}/final/parity.json" for e in experiments()],
+        attribution=[f"results/{DEVICE}/{e}/attribution.json" for e in experiments()],
+        verdicts=candidate_files("verdict.json"),
+        proposals=candidate_files("proposal.json"),
+        code=code("report.tables"),
+    output:
+        expand(
+            "results/{device}/tables/{table}.{suffix}",
+            device=DEVICE,
+            table=TABLES,
+            suffix=["csv", "md", "tex", "txt"],
+        ),
+    params:
+        experiments=experiments(),
+        folder=f"results/{DEVICE}",
+    log:
+        f"logs/{DEVICE}/tables.log",
+    shell:
+        "python -m scripts.report.tables {params.folder} {params.experiments} -o {params.folder}/tables 2> {log}"
