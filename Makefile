@@ -30,7 +30,7 @@ $(FRAMEWORKS): $(SETUP) constraints-frameworks.txt
 
 demo: $(SETUP) ## make the demo job faster, and prove it (about five minutes)
 	$(BIN)/snakemake --config workload=minigpt
-	$(BIN)/python -m scripts.report.show results/*/tables/speedups.csv
+	$(BIN)/python -m scripts.report.show
 
 test: $(SETUP) $(FRAMEWORKS) ## every test, as CI runs them
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q tests
