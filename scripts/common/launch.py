@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parity import run as recorder
 from scripts.common import machine, tree
 from scripts.common.errors import InputError, suggestion
 from scripts.common.files import ROOT, read_json, sha256_file, write_json
-from scripts.common.timeline import timeline
+from scripts.common.timeline import final_loss, timeline
 from scripts.judge.scope import protected
 
 SCHEMA = "wholejob/run@1"
@@ -90,7 +91,6 @@ class Job:
     steps: int | None = None  # None: measure.steps of the specification
     perturb: dict[str, Any] | None = None  # {"kind": "ulp", "seed": n}
     cover: dict[str, list[int]] | None = None  # {relative path: [lines]}: record which of them ran
-    structure: bool = False
     timeout_s: float | None = None  # None: launch.timeout_s
 
 
@@ -215,7 +215,6 @@ def environment(job: Job, place: Place) -> dict[str, str]:
         "PATH": _path(job),
         "HOME": str(place.work / "home"),
         "TMPDIR": str(place.work / "tmp"),
-        "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONNOUSERSITE": "1",
     }
@@ -224,8 +223,28 @@ def environment(job: Job, place: Place) -> dict[str, str]:
 
 
 def _recorder(job: Job, place: Place, variables: dict[str, str]) -> dict[str, str]:
-    """`variables` with what switches the recorder on."""
-    return variables
+    """`variables` with what switches the recorder on, in the job's own process and in every rank of it."""
+    profiled, profile = job.kind == "profiled", job.spec.get("profile", {})
+    cover = None
+    if job.cover and not profiled:
+        cover = place.work / "cover.json"
+        cover.write_text(json.dumps(job.cover), encoding="utf-8")
+    switches = recorder.environment(
+        place.records,
+        mode=job.kind,
+        probes=job.spec.get("parity", {}).get("probes"),
+        seed=job.seed,
+        perturb=job.perturb["kind"] if job.perturb else None,
+        perturb_seed=job.perturb["seed"] if job.perturb else 0,
+        profile=tuple(profile["steps"]) if profiled else None,
+        stacks=profiled and profile["stacks"],
+        structure=profiled,
+        cover=cover,
+        tree=place.tree,
+        tree_hash=job.tree,
+        pythonpath=variables.get("PYTHONPATH"),
+    )
+    return {**variables, **switches}
 
 
 def _values(job: Job, place: Place) -> dict[str, str]:
@@ -419,6 +438,7 @@ def _document(job: Job, place: Place, account: dict[str, Any], before: dict[str,
         "protected_unchanged": not changed,
         "records": {path.name: sha256_file(path) for path in sorted(place.records.iterdir()) if path.is_file()},
         **timeline(place.records, account["launched_ns"], account["ended_ns"], job.spec["launch"].get("warmup", 2)),
+        "final_loss": final_loss(place.records),
         "warnings": _warnings(account, changed),
     }
 

@@ -115,6 +115,11 @@ def planned_looks(alpha: float, pairs: int, tests: int = 1) -> tuple[int, ...]:
     return tuple([*kept, pairs])
 
 
+def affordable(alpha: float, pairs: int) -> int:
+    """How many candidates at once `pairs` agreeing pairs can decide; 0 where they cannot decide even one."""
+    return int(alpha * 2.0 ** (pairs - 1))
+
+
 @cache
 def boundaries(looks: tuple[int, ...], alpha: float) -> tuple[int, ...]:
     """The rank-sum cutoff of each look, so that all looks together err with a probability of at most `alpha`.

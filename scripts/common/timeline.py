@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,15 @@ def step_marks(path: Path) -> list[tuple[int, int]]:
             if "begin_ns" in entry and "schema" not in entry:
                 marks.append((entry["begin_ns"], entry["end_ns"]))
     return marks
+
+
+def final_loss(records: Path) -> float | None:
+    """The last loss that rank 0 recorded; None where the job has none."""
+    last = None
+    with contextlib.suppress(OSError, ValueError), (records / "rank0.jsonl").open(encoding="utf-8") as file:
+        for line in file:
+            if '"loss"' in line:
+                record = json.loads(line)
+                if record.get("tag") == "loss" and record.get("kind") in ("float", "int"):
+                    last = float(record["value"])
+    return last if last is not None and math.isfinite(last) else None

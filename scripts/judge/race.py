@@ -1,0 +1,168 @@
+"""Race the finalists of a round against its baseline: fresh pairs, planned looks, an exact interval.
+
+One session for all of them: each block runs the baseline and every candidate still in the race once, in random order, so
+that they share the baseline's runs. Screening pairs are never used again. The rule `final_race` races the one composed
+patch against the untouched source with the same program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.common.errors import run
+from scripts.common.files import read_json, write_json
+from scripts.common.statistics import look, planned_looks
+from scripts.judge.decomposition import describe
+from scripts.judge.session import Session, require_ok, write_rows
+
+SCHEMA = "wholejob/race@1"
+BASE = "baseline"
+Row = dict[str, Any]
+Measure = Callable[[int, Sequence[str]], dict[str, Row]]
+
+
+def confirm(
+    measure: Measure, names: Sequence[str], *, alpha: float, min_effect: float, pairs: int
+) -> dict[str, dict[str, Any]]:
+    """Race `names` against the baseline until each has an answer or `pairs` pairs are run.
+
+    `measure(block, arms)` runs the arms once and returns their rows. Returns for each name `status` (ok | failed),
+    `answer` (faster | slower | no_difference | inconclusive), `estimate`, `looks`. The probability that any of them gets a
+    false `faster` or `slower` is at most `alpha`, looks and number of candidates included.
+    """
+    plan = planned_looks(alpha, pairs, max(1, len(names)))
+    found: dict[str, dict[str, Any]] = {name: {"status": "ok", "reason": None, "looks": []} for name in names}
+    ratios: dict[str, list[float]] = {name: [] for name in names}
+    racing, done, rejected = list(names), 0, 0
+    for number, target in enumerate(plan):
+        while done < target and racing:
+            rows = measure(done, [BASE, *racing])
+            done += 1
+            for name in list(racing):
+                if rows[name]["status"] != "ok":
+                    found[name] |= {
+                        "status": "failed",
+                        "reason": rows[name]["reason"],
+                        "answer": None,
+                        "estimate": None,
+                    }
+                    racing.remove(name)
+                else:
+                    ratios[name].append(math.log(rows[BASE]["wall_s"] / rows[name]["wall_s"]))
+        answers = look(
+            {name: ratios[name] for name in racing},
+            plan,
+            number,
+            alpha,
+            min_effect,
+            tests=len(names),
+            rejected=rejected,
+        )
+        for name, (answer, estimate) in answers.items():
+            found[name]["looks"].append({**estimate.document(), "answer": answer})
+            found[name] |= {"answer": answer, "estimate": estimate.document()}
+            rejected += answer in ("faster", "slower")
+            if answer != "inconclusive":
+                racing.remove(name)
+        if not racing:
+            break
+    return found
+
+
+def race(
+    spec: dict[str, Any], env: dict[str, Any], arms: dict[str, str], output: Path, *, base: str, stage: str
+) -> dict[str, Any]:
+    """Race the trees `{name: hash}` against the tree `base`; writes the table `output`, returns the document."""
+    settings = spec["measure"]
+    if not arms:
+        write_rows([], output)
+        return {
+            "alpha": settings["alpha"],
+            "min_effect": settings["min_effect"],
+            "plan": [],
+            "machine": None,
+            "arms": {},
+        }
+    with Session.held(spec, env, {BASE: base, **arms}, stage, output) as session:
+        cold = session.block(-1, [BASE, *arms], cold=True)
+        require_ok(cold, BASE, spec.get("workload", spec["name"]))
+
+        def measure(block: int, names: Sequence[str]) -> dict[str, Row]:
+            rows = session.block(block, names)
+            require_ok(rows, BASE, spec.get("workload", spec["name"]))
+            return rows
+
+        found = confirm(
+            measure, list(arms), alpha=settings["alpha"], min_effect=settings["min_effect"], pairs=settings["pairs"]
+        )
+    for name, result in found.items():
+        pairs = paired(session.rows, name)
+        result["cold"] = {"baseline": cold[BASE]["wall_s"], "candidate": cold[name]["wall_s"]}
+        result["observed"] = observed(session.rows, name)
+        if result["status"] == "ok":
+            result |= describe(
+                pairs,
+                alpha=settings["alpha"],
+                horizon=(settings.get("horizon") or {}).get("steps") or settings["steps"],
+                warmup=spec["launch"].get("warmup", 2),
+            )
+    return {
+        "alpha": settings["alpha"],
+        "min_effect": settings["min_effect"],
+        "plan": list(planned_looks(settings["alpha"], settings["pairs"], len(arms))),
+        "machine": session.state(),
+        "base": observed(session.rows, BASE),
+        "arms": found,
+    }
+
+
+def paired(rows: list[Row], name: str) -> list[tuple[Row, Row]]:
+    """(baseline, candidate) rows of the warm blocks in which both ran."""
+    blocks: dict[int, dict[str, Row]] = {}
+    for row in rows:
+        if not row["cold"] and row["status"] == "ok":
+            blocks.setdefault(row["block"], {})[row["arm"]] = row
+    return [(arms[BASE], arms[name]) for _, arms in sorted(blocks.items()) if BASE in arms and name in arms]
+
+
+def observed(rows: list[Row], name: str) -> dict[str, Any]:
+    """What the timed runs of an arm computed: distinct numbers of steps, final losses, output hashes, cold runs included."""
+    own = [row for row in rows if row["arm"] == name and row["status"] == "ok"]
+    return {
+        "steps": sorted({row["steps"] for row in own}),
+        "final_loss": sorted({row["final_loss"] for row in own if row["final_loss"] is not None}),
+        "outputs_hash": sorted({row["outputs_hash"] for row in own}),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Program of the rules `race` and `final_race`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--spec", type=Path, required=True)
+    parser.add_argument("--env", type=Path, required=True)
+    parser.add_argument("--source", type=Path, required=True)
+    parser.add_argument("--screen", type=Path, help="screen.json of the round, which names the finalists")
+    parser.add_argument("--guard", type=Path, help="guard.json of the composed patch, for the final race")
+    parser.add_argument("--parity", type=Path, help="parity.json of the composed patch, for the final race")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="race.json; race.parquet is written beside it")
+    args = parser.parse_args(argv)
+    spec, env = read_json(args.spec, "spec"), read_json(args.env, "env")
+    if args.screen is not None:
+        screen = read_json(args.screen, "screen")
+        base, stage = screen["base"], "confirm"
+        arms = {name: screen["arms"][name]["tree"] for name in screen["finalists"]}
+    else:
+        guard, parity = read_json(args.guard, "guard"), read_json(args.parity, "parity")
+        base, stage = read_json(args.source, "source")["tree"], "final"
+        fit = guard["status"] == "pass" and parity["answer"] == "equivalent"
+        arms = {"final": guard["tree"]} if fit else {}
+    write_json(args.output, SCHEMA, race(spec, env, arms, args.output.with_suffix(".parquet"), base=base, stage=stage))
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)
