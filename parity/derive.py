@@ -66,8 +66,8 @@ def derive(run_dirs: Sequence[str | Path]) -> dict[str, Any]:
     if not total:
         raise BadInput(f"{runs[0].name}: no records; nothing was probed, see `parity show {runs[0].name}`")
     scores = {"number": [0.0] * len(distinct), "sketch": [0.0] * len(distinct)}
-    for rank in tags:
-        for tag in tags[rank].values():
+    for found in tags.values():
+        for tag in found.values():
             for name, estimate in tag.estimates.items():
                 estimate.finish()
                 family = scores[tag.families[name]]
@@ -217,7 +217,7 @@ def _document(
         "distinct": distinct,
         "perturbed": perturbed,
         "factor": scale,
-        "leave_one_out": {family: values for family, values in scores.items()},
+        "leave_one_out": scores,
         "threshold": {family: max(LOWEST[family], scale * max(values)) for family, values in scores.items()},
         "environment": runs[0].environment(),
         "counts": {word: verdicts.count(word) for word in sorted(set(verdicts))},
@@ -274,11 +274,11 @@ def _judge(name: str, tag: _Tag, distinct: int) -> tuple[str, Optional[str], Opt
 
 
 def main(argv: Optional[list[str]] = None) -> int:
-    """`parity derive RUN RUN RUN... -o noise.json`: 0 usable, 1 a tag cannot be gated, 2 no spread seen, 3 bad input."""
+    """`parity derive RUN RUN RUN... -o noise.json`: 0 usable, 1 a tag cannot be gated, 2 no spread, 3 bad input."""
     parser = argparse.ArgumentParser(
         prog="parity derive",
         description="Learn from three or more runs of unmodified code how far its values move on their own.",
-        epilog="Repeats that are bit-identical (always so on a CPU) show nothing: add runs of `parity run --perturb ulp`.\n"
+        epilog="Repeats that are bit-identical (usual on a CPU) show nothing: add runs of `parity run --perturb ulp`.\n"
         "Exit: 0 the noise can be used, 1 some tag cannot be gated as it is, 2 no spread was seen, 3 bad input.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -324,7 +324,6 @@ def read(path: str | Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: not a noise document ({error})") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise BadInput(
-            f"{path}: schema is {document.get('schema') if isinstance(document, dict) else None!r}, should be {SCHEMA!r}"
-        )
+        schema = document.get("schema") if isinstance(document, dict) else None
+        raise BadInput(f"{path}: schema is {schema!r}, should be {SCHEMA!r}")
     return document

@@ -58,7 +58,7 @@ class Component:
 
     __slots__ = ("family", "floor", "magnitude", "name", "unmeasured", "values")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self, name: str, family: str, values: Sequence[float], magnitude: float, floor: float, unmeasured: float
     ):
         self.name = name
@@ -90,9 +90,7 @@ def distance(one: Component, other: Component) -> float:
         if a != b:
             difference = a - b
             total += difference * difference
-    if total != total or total == math.inf:
-        return math.inf
-    return math.sqrt(total)
+    return math.sqrt(total) if math.isfinite(total) else math.inf
 
 
 def _number(name: str, value: float, magnitude: float, dtype: Optional[str]) -> Component:
@@ -145,6 +143,11 @@ def factor(distinct: int) -> float:
     return 2.0 if distinct >= 3 else 4.0
 
 
+def margin(distinct: int) -> float:
+    """By how many tolerances a run must lie outside to be called different, by the number of distinct baselines."""
+    return 1.0 if distinct >= 5 else {4: 1.25, 3: 1.5}.get(distinct, 4.0)
+
+
 class Magnitude:
     """The magnitude of a number that may cross zero: its own, or the median of its last eleven if that is larger."""
 
@@ -157,9 +160,8 @@ class Magnitude:
         """Takes the magnitude of the next record and returns the one to use."""
         if math.isfinite(magnitude):
             self.recent.append(magnitude)
-        if not self.recent:
-            return 0.0
-        return max(magnitude if math.isfinite(magnitude) else 0.0, sorted(self.recent)[len(self.recent) // 2])
+            return max(magnitude, sorted(self.recent)[len(self.recent) // 2])
+        return sorted(self.recent)[len(self.recent) // 2] if self.recent else 0.0
 
 
 class Rising:

@@ -155,11 +155,11 @@ class Run:
             raise BadInput(f"{self.name}: its ranks have different schema versions ({', '.join(sorted(schemas))})")
         if self.path.is_file():
             return
-        sizes = {header.get("world_size") for header in self.headers.values() if header.get("world_size")}
+        sizes = {int(header["world_size"]) for header in self.headers.values() if header.get("world_size")}
         if len(sizes) > 1:
             raise BadInput(f"{self.name}: its ranks disagree on the world size ({sorted(sizes)}); files of two runs?")
         world = sizes.pop() if sizes else len(self.ranks)
-        missing = [str(rank) for rank in range(int(world)) if str(rank) not in self.files]
+        missing = [str(rank) for rank in range(world) if str(rank) not in self.files]
         if missing:
             raise BadInput(
                 f"{self.name}: of {world} ranks, rank {', '.join(missing[:8])} left no file; record the run again"

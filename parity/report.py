@@ -62,7 +62,8 @@ def _parting(report: dict[str, Any]) -> list[str]:
     if first["ratio"] is not None:
         relative = "" if first["relative"] is None else f" ({first['relative']:.2g} relative)"
         lines.append(
-            f"  size:     {first['deviation']:.3g}{relative}, {first['ratio']:.3g} times the tolerance {first['tolerance']:.3g}"
+            f"  size:     {first['deviation']:.3g}{relative}, "
+            f"{first['ratio']:.3g} times the tolerance {first['tolerance']:.3g}"
         )
     if first.get("growth"):
         lines.append(f"  then:     {first['growth']['text']}")
@@ -97,8 +98,10 @@ def _invariants(invariants: dict[str, Any]) -> list[str]:
     if not invariants["differing"]:
         return []
     lines = ["", paint("invariants that differ:", "bold")]
-    for entry in invariants["differing"][:10]:
-        lines.append(f"  {entry['name']}: {_value(entry['base'])} -> {_value(entry['cand'])}")
+    lines += [
+        f"  {entry['name']}: {_value(entry['base'])} -> {_value(entry['cand'])}"
+        for entry in invariants["differing"][:10]
+    ]
     if len(invariants["differing"]) > 10:
         lines.append(f"  ... and {len(invariants['differing']) - 10} more")
     return lines
@@ -126,7 +129,8 @@ def derived(document: dict[str, Any], output: Optional[str]) -> str:
     """The summary of a noise document: how many tags got which verdict, then those with something to do."""
     counts = ", ".join(f"{count} {word}" for word, count in document["counts"].items())
     lines = [
-        f"{len(document['runs'])} runs ({document['distinct']} distinct, {document['perturbed']} perturbed), tags: {counts}"
+        f"{len(document['runs'])} runs ({document['distinct']} distinct, {document['perturbed']} perturbed), "
+        f"tags: {counts}"
     ]
     colour = {"ok": "green", "unstable": "red"}.get(document["verdict"], "yellow")
     reason = document["reason"] or "the spread of these runs can judge a candidate"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from typing import Any, Optional
 
@@ -43,7 +44,7 @@ def _brief(record: records.Record) -> Any:
     if record["kind"] == "error":
         return record.get("error")
     value = record["value"]
-    return str(value) if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def text(document: dict[str, Any]) -> str:
