@@ -1,0 +1,188 @@
+"""Environment doctor: builds, flags, threads and neighbours that make any job slow."""
+
+from __future__ import annotations
+
+import re
+
+from scripts.diagnose.job import Finding, Job, Row, anchor, evidence
+
+LOOKED_FOR = (
+    "environment_cpu_build",
+    "environment_debug_flag",
+    "environment_threads",
+    "environment_missing_package",
+    "environment_clocks",
+    "environment_shared_device",
+)
+DEBUG_VARIABLES = (
+    "CUDA_LAUNCH_BLOCKING",
+    "TORCH_CPP_LOG_LEVEL",
+    "TORCH_DISTRIBUTED_DEBUG",
+    "NCCL_DEBUG",
+    "TORCHDYNAMO_VERBOSE",
+    "PYTHONDEVMODE",
+)
+ACCELERATORS = {
+    "flash_attn": "flash-attn",
+    "xformers": "xformers",
+    "apex": "apex",
+    "triton": "triton",
+    "liger_kernel": "liger-kernel",
+}
+
+
+def detect(job: Job) -> list[Finding]:
+    """Each check reads the run's fingerprint, the workload's variables or the source, and stays silent where they do not say."""
+    environment = job.run.get("environment") or {}
+    header = job.records.get("header", {})
+    return [
+        *cpu_build(job, environment, header),
+        *debug(job),
+        *threads(job, environment),
+        *packages(job, header),
+        *clocks(environment),
+        *shared(environment),
+    ]
+
+
+def _finding(
+    identity: str,
+    title: str,
+    cause: str,
+    anchors: list[Row],
+    facts: list[Row],
+    fraction: float | None = None,
+    why: str = "",
+) -> Finding:
+    return Finding(identity, title, cause, fraction, why, "medium", ["config"], anchors, facts)
+
+
+def cpu_build(job: Job, environment: Row, header: Row) -> list[Finding]:
+    """A device that torch cannot use."""
+    version = str(environment.get("torch") or header.get("torch") or "")
+    gpus = environment.get("gpus") or []
+    if not gpus or job.on_gpu or not version.endswith("+cpu"):
+        return []
+    return [
+        _finding(
+            "environment_cpu_build",
+            "torch is a CPU build on a machine with a GPU",
+            "Install the build for the device.",
+            [],
+            [evidence("torch", version, "", "run.json"), evidence("device", str(gpus[0].get("name")), "", "run.json")],
+        )
+    ]
+
+
+def debug(job: Job) -> list[Finding]:
+    """Debug switches in the workload's variables or in the source."""
+    variables = (job.spec.get("environment") or {}).get("variables") or {}
+    on = [
+        name
+        for name in DEBUG_VARIABLES
+        if str(variables.get(name, "")).lower() not in ("", "0", "off", "warn", "warning")
+    ]
+    sites = [
+        s
+        for s in job.sites("setting")
+        if s["detail"].get("name") in ("set_detect_anomaly", "detect_anomaly") and s["detail"].get("value") is not False
+    ]
+    timeline = job.timeline
+    gone = 0.0
+    if sites and timeline is not None:  # anomaly mode walks the stack for every operator: traceback frames show it
+        gone = timeline.total_ns(timeline.named("traceback.py", "<built-in function _format_stack")) + sum(
+            timeline.ns(i) for i in timeline.by_short.get("format_stack", [])
+        )
+    if not on and not sites:
+        return []
+    names = on + [s["detail"]["name"] for s in sites]
+    return [
+        _finding(
+            "environment_debug_flag",
+            f"Debug switches are on: {', '.join(dict.fromkeys(names))}",
+            "They trade speed for messages; nothing computed depends on them.",
+            [anchor(s) for s in sites],
+            [evidence("switches", ", ".join(names), "", "workload and source")],
+            job.share(gone) if gone else None,
+            f"stack walks: {job.wall_note(gone)}" if gone else "",
+        )
+    ]
+
+
+def threads(job: Job, environment: Row) -> list[Finding]:
+    """More threads than cores, or one thread on an otherwise idle many-core machine."""
+    variables = (job.spec.get("environment") or {}).get("variables") or {}
+    cores = environment.get("cores")
+    asked = str(variables.get("OMP_NUM_THREADS") or "")
+    if not cores or not asked.isdigit() or int(asked) <= int(cores):
+        return []
+    return [
+        _finding(
+            "environment_threads",
+            f"{asked} OpenMP threads on {cores} cores",
+            "Threads wait for each other, spinning.",
+            [],
+            [evidence("OMP_NUM_THREADS", int(asked), "", "workload"), evidence("cores", cores, "", "run.json")],
+        )
+    ]
+
+
+def packages(job: Job, header: Row) -> list[Finding]:
+    """Optional accelerators that the source asks for (an import inside try) and that the environment lacks."""
+    known = header.get("packages")
+    if not isinstance(known, dict):
+        return []
+    wanted = {s["detail"]["package"]: s for s in job.sites("optional_import")}
+    missing = [
+        name
+        for name in wanted
+        if name in ACCELERATORS and not any(re.sub("[-_]", "", k) == re.sub("[-_]", "", name) for k in known)
+    ]
+    if not missing:
+        return []
+    return [
+        _finding(
+            "environment_missing_package",
+            f"The job can use {', '.join(missing)}, which is not installed",
+            "It falls back to slower code silently.",
+            [anchor(wanted[n]) for n in missing],
+            [evidence("missing", ", ".join(ACCELERATORS[n] for n in missing), "", "source and recorder's header")],
+        )
+    ]
+
+
+def clocks(environment: Row) -> list[Finding]:
+    """A power limit below the default, or clocks below their maximum under load."""
+    found = []
+    for gpu in environment.get("gpus") or []:
+        limit, default = (
+            gpu.get("power_limit_w") or gpu.get("power_limit"),
+            gpu.get("default_power_limit_w") or gpu.get("power_limit_default"),
+        )
+        if isinstance(limit, int | float) and isinstance(default, int | float) and limit < 0.95 * default:
+            found.append(
+                _finding(
+                    "environment_clocks",
+                    f"The power limit is {limit:.0f} of {default:.0f} W",
+                    "Clocks stay low under load.",
+                    [],
+                    [evidence("power limit", float(limit), "W", "run.json")],
+                )
+            )
+    return found
+
+
+def shared(environment: Row) -> list[Finding]:
+    """Other processes on the device."""
+    others = [p for gpu in environment.get("gpus") or [] for p in gpu.get("processes") or []]
+    if not others:
+        return []
+    return [
+        _finding(
+            "environment_shared_device",
+            f"{len(others)} other processes use the device",
+            "They take time and memory.",
+            [],
+            [evidence("processes", len(others), "", "run.json")],
+        )
+    ]

@@ -1,0 +1,163 @@
+"""Fills: of uninitialised memory in deterministic mode, of gradients, and other tiny kernels by the thousand."""
+
+from __future__ import annotations
+
+from scripts.diagnose.job import Finding, Job, NotApplicable, anchor, evidence
+
+LOOKED_FOR = ("deterministic_fill", "tiny_kernels")
+ALLOCATORS = (
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::empty_like",
+    "aten::resize_",
+    "aten::new_empty",
+    "aten::empty_permuted",
+    "aten::new_empty_strided",
+)
+TINY_NS = 6_000
+
+
+def detect(job: Job) -> list[Finding]:
+    """`fill_` directly under an allocation; `zero_` of gradients; elementwise kernels under 6 us."""
+    if job.timeline is None:
+        raise NotApplicable("the profiled run has no host events")
+    deterministic, filled = deterministic_fill(job)
+    return [*deterministic, *gradients(job), *tiny(job, filled)]
+
+
+def deterministic_fill(job: Job) -> tuple[list[Finding], int]:
+    """Host time of the fills, which on a device that waits for launches is the wall time; else their kernels' time."""
+    timeline = job.timeline
+    assert timeline is not None
+    fills = [
+        i
+        for i in timeline.calls("aten::fill_")
+        if timeline.parent[i] >= 0 and timeline.name[int(timeline.parent[i])] in ALLOCATORS
+    ]
+    if not fills:
+        return [], 0
+    steps = max(1, timeline.steps or job.headline.get("steps") or 1)
+    spent = timeline.total_ns(fills)
+    share, note = job.share(spent), job.wall_note(spent)
+    if job.on_gpu:
+        share, note = _on_device(job, spent)
+    sites = [
+        s
+        for s in job.sites("setting")
+        if s["detail"].get("name") == "use_deterministic_algorithms" and s["detail"].get("value") is not False
+    ]
+    return [
+        Finding(
+            "deterministic_fill",
+            f"Deterministic mode fills {len(fills) / steps:.0f} new tensors a step that are overwritten at once",
+            "torch.use_deterministic_algorithms(True) also sets torch.utils.deterministic.fill_uninitialized_memory: every empty tensor "
+            "is filled with NaN first. It guards against reading uninitialised memory, and changes no result otherwise.",
+            share,
+            f"the fills: {note}",
+            "high",
+            ["config"],
+            [anchor(s) for s in sites],
+            [
+                evidence(
+                    "fills of new tensors",
+                    len(fills) / steps,
+                    "per step",
+                    "events: aten::fill_ directly under an allocation",
+                ),
+                evidence("host time", job.per_step_s(spent) * 1e3, "ms/step", "events"),
+            ],
+        )
+    ], len(fills)
+
+
+def _on_device(job: Job, host_ns: float) -> tuple[float, str]:
+    """A fill costs its kernel when the device is busy and its launch when the device waits: the larger is the bound."""
+    capture = job.headline.get("capture_ns") or 1
+    kernels = [
+        r for r in job.view("kernels") if r.get("op") == "aten::fill_" and (r.get("top_op") or "") != "aten::fill_"
+    ]
+    device_ns = sum(r["total_ns"] for r in kernels)
+    host_share, device_share = host_ns / job.window_ns, device_ns / capture
+    share = max(host_share, device_share) * job.timing.steady_share()
+    return share, (
+        f"{host_ns / 1e6:.1f} ms of host time in launching them ({host_share:.1%} of the window) and {device_ns / 1e6:.1f} ms of "
+        f"kernels; the larger share counts"
+    )
+
+
+def gradients(job: Job) -> list[Finding]:
+    """`zero_grad(set_to_none=False)` and `p.grad.zero_()`: a pass over every gradient, and one more to add to it."""
+    found = []
+    for site in job.sites("zero_grad", in_step=True):
+        spans = (
+            job.timeline.named("Optimizer.zero_grad#")
+            if job.timeline is not None and site["callee"] == "zero_grad"
+            else []
+        )
+        spent = job.timeline.total_ns(spans) if spans and job.timeline is not None else job.call_ns(site)
+        accumulate = (
+            sum(
+                job.timeline.ns(i)
+                for i in job.timeline.calls("aten::add_")
+                if "AccumulateGrad" in job.timeline.name[int(job.timeline.parent[i])]
+            )
+            if job.timeline is not None
+            else 0.0
+        )
+        found.append(
+            Finding(
+                "tiny_kernels",
+                f"{site['function']} fills every gradient with zeros and adds to it",
+                "Gradients set to None are written once by the backward pass instead of being filled, read and written again.",
+                job.share(spent + accumulate),
+                f"zeroing {job.per_step_s(spent) * 1e3:.2f} ms and adding {job.per_step_s(accumulate) * 1e3:.2f} ms a step: {job.wall_note(spent + accumulate)}",
+                "high",
+                ["config", "python"],
+                [anchor(site)],
+                [evidence("zeroing", job.per_step_s(spent) * 1e3, "ms/step", "events")],
+            )
+        )
+    return found
+
+
+def tiny(job: Job, filled: int) -> list[Finding]:
+    """Elementwise, fill and copy kernels shorter than a launch, where the device waits for launches."""
+    rows = [
+        r
+        for r in job.view("kernels")
+        if r["class"] in ("elementwise", "copy", "other") and (r["mean_ns"] or 0) < TINY_NS
+    ]
+    count = sum(r["count"] for r in rows)
+    steps = max(1, job.headline.get("steps") or 1)
+    capture = job.headline.get("capture_ns") or 1
+    waiting = sum(r["lost_ns"] for r in job.view("lost_time") if r["kind"] == "launch_bound")
+    every = sum(r["count"] for r in job.view("kernels")) or 1
+    if count / steps < 500 or waiting / capture < 0.02:
+        return []
+    share = waiting * count / every / capture * job.timing.steady_share()
+    groups: dict[tuple[str, str], list[dict[str, object]]] = {}
+    for row in sorted(rows, key=lambda r: -r["count"]):
+        groups.setdefault((row.get("function") or "?", row.get("top_op") or row.get("op") or "?"), []).append(row)
+    top = sorted(groups.items(), key=lambda item: -sum(int(str(r["count"])) for r in item[1]))[:5]
+    anchors = [
+        {"path": r["path"], "line": r["line"], "code": job.code(r["path"], r["line"]) or r["function"]}
+        for r in rows
+        if r.get("path")
+    ]
+    return [
+        Finding(
+            "tiny_kernels",
+            f"{count / steps:.0f} kernels a step are shorter than the time to launch them",
+            "Each costs a launch; foreach functions, fused optimizers, torch.compile or CUDA graphs join them."
+            + (f" {filled / steps:.0f} of them fill new tensors (deterministic mode)." if filled else ""),
+            share,
+            f"device waiting for launches {waiting / 1e6:.1f} ms of {capture / 1e6:.1f} ms captured, {count / every:.0%} of the launches",
+            "medium",
+            ["python", "config"],
+            list({(a["path"], a["line"]): a for a in anchors}.values())[:5],
+            [
+                evidence("tiny kernels", count / steps, "per step", "views: kernels"),
+                evidence("most of them", ", ".join(f"{op} in {fn}" for (fn, op), _ in top), "", "views: kernels"),
+            ],
+        )
+    ]

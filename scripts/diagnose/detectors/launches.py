@@ -1,0 +1,73 @@
+"""A device that idles because the host cannot launch fast enough."""
+
+from __future__ import annotations
+
+from scripts.diagnose.job import Finding, Job, NotApplicable, evidence
+
+LOOKED_FOR = ("launch_bound",)
+
+
+def detect(job: Job) -> list[Finding]:
+    """Idle time between short kernels, and idle time while the host runs python, by what the host did."""
+    if not job.on_gpu:
+        raise NotApplicable("no device work in the trace")
+    rows = [r for r in job.view("lost_time") if r["kind"] in ("launch_bound", "host_busy")]
+    lost = sum(r["lost_ns"] for r in rows)
+    capture = job.headline.get("capture_ns") or 1
+    if lost / capture < 0.02:
+        return []
+    walks = _module_walks(job)
+    rows.sort(key=lambda r: -r["lost_ns"])
+    places = {(r["path"], r["line"]): r for r in reversed(rows) if r.get("path")}
+    ranked = sorted(places.values(), key=lambda r: -r["lost_ns"])[:6]
+    anchors = [
+        {"path": r["path"], "line": r["line"], "code": job.code(r["path"], r["line"]) or r["function"]} for r in ranked
+    ]
+    top = [
+        f"{r.get('op') or r.get('annotation') or r.get('call') or 'python'} in {r.get('function') or '?'}"
+        for r in rows[:5]
+    ]
+    return [
+        Finding(
+            "launch_bound",
+            f"The device idles {lost / capture:.0%} of the time because work does not arrive",
+            "Kernels are shorter than the host's time to launch the next one. Fewer, larger kernels (fused and foreach functions, "
+            "torch.compile, CUDA graphs) or less python between them close the gaps."
+            + (f" {walks[1]}" if walks else ""),
+            lost / capture * job.timing.steady_share(),
+            f"{lost / 1e6:.1f} ms idle behind the host in {capture / 1e6:.1f} ms captured; steady steps are {job.timing.steady_share():.0%} of the job",
+            "medium",
+            ["python", "config", "kernel"],
+            anchors + (walks[0] if walks else []),
+            [
+                evidence("idle behind the host", lost / capture, "share", "views: lost_time"),
+                evidence("kernels", job.headline.get("kernels_per_step"), "per step", "views: headline"),
+                evidence("most of it", "; ".join(dict.fromkeys(top)), "", "views: lost_time"),
+            ],
+        )
+    ]
+
+
+def _module_walks(job: Job) -> tuple[list[dict[str, object]], str] | None:
+    """Repeated walks over the module tree (train(), eval(), parameters()) in the step."""
+    if job.timeline is None:
+        return None
+    timeline = job.timeline
+    walks = [
+        i
+        for name in ("train", "named_modules", "apply", "named_parameters", "named_buffers")
+        for i in timeline.by_short.get(name, [])
+        if "torch/nn/modules/module.py" in timeline.name[i]
+    ]
+    outer = timeline.outermost(walks)
+    spent = timeline.total_ns(outer)
+    if job.share(spent) < 0.01:
+        return None
+    owners = {int(timeline.owner[i]) for i in outer if timeline.owner[i] >= 0}
+    anchors: list[dict[str, object]] = [
+        {"path": f.path, "line": f.line, "code": f"def {f.name}"}
+        for n, f in enumerate(timeline.functions)
+        if n in owners
+    ]
+    text = f"Walking the module tree takes {job.per_step_s(spent) * 1e3:.1f} ms a step in {len(outer) / max(1, timeline.steps):.0f} walks."
+    return anchors[:4], text

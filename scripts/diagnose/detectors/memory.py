@@ -1,0 +1,65 @@
+"""Device memory: room that is not used, and an allocator that goes back to the driver."""
+
+from __future__ import annotations
+
+from scripts.diagnose.job import Finding, Job, NotApplicable, anchor, evidence
+
+LOOKED_FOR = ("memory_headroom", "allocator_thrash")
+DRIVER = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "hipMalloc", "hipFree")
+
+
+def detect(job: Job) -> list[Finding]:
+    """Headroom from the memory view or the run's peak; thrash from driver allocations inside steady steps."""
+    if not job.on_gpu:
+        raise NotApplicable("no device")
+    return [*headroom(job), *thrash(job)]
+
+
+def headroom(job: Job) -> list[Finding]:
+    """More than half of the device is free while its kernels are small: a larger batch would fit. No ceiling: it changes what is computed."""
+    capacity = (job.device or {}).get("capacity_bytes")
+    peak = job.run.get("peak_device_bytes") or job.headline.get("peak_allocated_bytes")
+    idle = job.headline.get("gpu_idle") or 0.0
+    if not capacity or not peak or peak > capacity / 2:
+        return []
+    recompute = [s for s in job.sites("recompute")]
+    return [
+        Finding(
+            "memory_headroom",
+            f"{1 - peak / capacity:.0%} of the device's memory is never used",
+            "A larger batch, no recomputation, or data kept on the device would fit"
+            + (f"; the device idles {idle:.0%} of the time." if idle else "."),
+            None,
+            "",
+            "low",
+            ["config"],
+            [anchor(s) for s in recompute],
+            [evidence("peak", peak, "bytes", "run.json"), evidence("capacity", capacity, "bytes", "views: device")],
+        )
+    ]
+
+
+def thrash(job: Job) -> list[Finding]:
+    """Driver allocations in more than half of the steps after the first."""
+    steps = job.view("steps")[1:]
+    busy = [r for r in steps if (r.get("host_allocations") or 0) > 0]
+    calls = [r for r in job.view("cpu") if r["kind"] == "call" and r["name"] in DRIVER]
+    spent = sum(r["total_ns"] for r in calls)
+    capture = job.headline.get("capture_ns") or 1
+    sites = [s for s in job.sites("housekeeping", in_step=True) if s["detail"]["call"] == "torch.cuda.empty_cache"]
+    if not (len(busy) * 2 > len(steps) or sites) or spent / capture < 0.002:
+        return []
+    return [
+        Finding(
+            "allocator_thrash",
+            f"The allocator asks the driver for memory in {len(busy)} of {len(steps)} steps",
+            "torch.cuda.empty_cache() in the step, or sizes that change so much that cached blocks do not fit "
+            "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True).",
+            spent / capture * job.timing.steady_share(),
+            f"{spent / 1e6:.1f} ms in {', '.join(r['name'] for r in calls)} of {capture / 1e6:.1f} ms captured",
+            "medium",
+            ["config", "python"],
+            [anchor(s) for s in sites],
+            [evidence("driver calls", sum(r["count"] for r in calls), "in the window", "views: cpu")],
+        )
+    ]

@@ -1,0 +1,38 @@
+"""Float64 where nobody asked for it."""
+
+from __future__ import annotations
+
+from scripts.diagnose.job import Finding, Job, NotApplicable, anchor, evidence
+from scripts.diagnose.timeline import OPERATOR
+
+LOOKED_FOR = ("double_precision",)
+HEAVY = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::conv2d")
+
+
+def detect(job: Job) -> list[Finding]:
+    """Operators with double inputs under modules; half of their time is the least that single precision saves."""
+    timeline = job.timeline
+    if timeline is None or not any(timeline.types):
+        raise NotApplicable("the profiled run recorded no operator types")
+    doubles = [
+        i for i in range(len(timeline.name)) if timeline.kind[i] == OPERATOR and "double" in (timeline.types[i] or "")
+    ]
+    heavy = [i for i in doubles if timeline.name[i] in HEAVY]
+    if not heavy:
+        return []
+    outer = timeline.outermost(doubles)
+    own = timeline.total_ns(outer) + job.backward([j for i in outer for j in (i, *timeline.under(i))])
+    gone = own * (1 - 1 / 2.24)  # measured on CPU: a GPT in float64 against float32
+    return [
+        Finding(
+            "double_precision",
+            f"{len(heavy) / max(1, timeline.steps):.0f} matrix products a step run in float64",
+            "A double constant, numpy array or default dtype leaks into the model; float32 halves the bytes and doubles the lanes.",
+            job.share(gone),
+            f"operators with float64 inputs, forward and backward, at 2.24 times (measured on CPU): {job.wall_note(gone)}",
+            "high" if job.sites("float64") else "medium",
+            ["python", "config"],
+            [anchor(s) for s in job.sites("float64")],
+            [evidence("float64 operators", len(doubles) / max(1, timeline.steps), "per step", "events: input types")],
+        )
+    ]

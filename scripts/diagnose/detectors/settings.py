@@ -1,0 +1,163 @@
+"""Backend settings that leave the device's faster paths unused."""
+
+from __future__ import annotations
+
+from scripts.diagnose.job import Finding, Job, NotApplicable, Row, anchor, evidence
+
+LOOKED_FOR = ("tf32_off", "channels_last_missed", "cudnn_benchmark_off", "compile_missed")
+COMPILE_S = 30.0  # a cold inductor cache for a small model, measured: 31 s; a warm one 5.5 s
+
+
+def detect(job: Job) -> list[Finding]:
+    """TF32, memory format, cudnn.benchmark and compilation, each from what the trace shows ran."""
+    if job.timeline is None and not job.view("kernels"):
+        raise NotApplicable("the profiled run has neither operators nor kernels")
+    return [*tf32(job), *channels_last(job), *benchmark(job), *compiled(job)]
+
+
+def _settings(job: Job, *names: str) -> list[Row]:
+    return [s for s in job.sites("setting") if any(n in str(s["detail"].get("name")) for n in names)]
+
+
+def _kernel_share(job: Job, rows: list[Row]) -> float:
+    return sum(r["total_ns"] for r in rows) / (job.headline.get("capture_ns") or 1)
+
+
+def tf32(job: Job) -> list[Finding]:
+    """Float32 matrix products and convolutions whose kernels do not use tensor cores."""
+    rows = [
+        r
+        for r in job.view("kernels")
+        if r["class"] in ("gemm", "convolution")
+        and "float" in str(r.get("dtypes"))
+        and "bfloat16" not in str(r.get("dtypes"))
+        and "half" not in str(r.get("dtypes")).lower()
+        and not any(word in r["name"].lower() for word in ("tf32", "bf16", "f16", "h16", "1688", "16816"))
+        and any(
+            word in r["name"].lower() for word in ("sgemm", "simt", "f32", "scudnn", "implicit_con", "fft", "winograd")
+        )
+    ]
+    share = _kernel_share(job, rows)
+    if share < 0.01:
+        return []
+    return [
+        Finding(
+            "tf32_off",
+            f"Float32 products run without tensor cores ({share:.0%} of the capture)",
+            "torch.backends.cuda.matmul.allow_tf32 is off (the default) or the matmul precision is 'highest'. TF32 rounds inputs to 10 "
+            "bits: allowed only where the contract's tolerance is.",
+            share * 0.75 * job.timing.steady_share(),
+            "three quarters of those kernels' time (TF32 peaks at 4 to 8 times float32), were they on the critical path",
+            "medium",
+            ["backend"],
+            [anchor(s) for s in _settings(job, "tf32", "set_float32_matmul_precision")],
+            [
+                evidence(r["name"][:80], r["total_ns"] / 1e6, "ms in the window", "views: kernels")
+                for r in sorted(rows, key=lambda r: -r["total_ns"])[:4]
+            ],
+        )
+    ]
+
+
+def channels_last(job: Job) -> list[Finding]:
+    """Layout conversions around convolutions on the device; on CPU the measured difference of the formats."""
+    if job.sites("channels_last"):
+        return []
+    rows = [r for r in job.view("kernels") if "nchwtonhwc" in r["name"].lower() or "nhwctonchw" in r["name"].lower()]
+    share = _kernel_share(job, rows)
+    if share >= 0.005:
+        return [
+            Finding(
+                "channels_last_missed",
+                f"Convolutions convert their layout back and forth ({share:.1%} of the capture)",
+                "The kernels want channels last, the tensors are channels first; keep the model and its inputs in torch.channels_last.",
+                share * job.timing.steady_share(),
+                "time of the conversion kernels, were they on the critical path",
+                "medium",
+                ["config"],
+                [],
+                [evidence("conversions", sum(r["count"] for r in rows), "in the window", "views: kernels")],
+            )
+        ]
+    if job.on_gpu or job.timeline is None:
+        return []
+    convolutions = job.timeline.outermost(job.timeline.calls("aten::conv2d") + job.timeline.calls("aten::_convolution"))
+    spent = job.timeline.total_ns(convolutions)
+    spent += job.backward([j for i in convolutions for j in job.timeline.under(i)])
+    gone = spent * (1 - 1 / 1.13)
+    if job.share(gone) < 0.005:
+        return []
+    return [
+        Finding(
+            "channels_last_missed",
+            "Convolutions run in channels-first layout",
+            "On CPU channels-last convolutions save reordering; it rounds differently (1.7e-3 in the loss of YOLO11n after 4 steps, measured).",
+            job.share(gone),
+            f"convolutions take {job.per_step_s(spent) * 1e3:.2f} ms a step; the format gained at most 1.13 times where measured",
+            "low",
+            ["config"],
+            [],
+            [evidence("convolutions", job.per_step_s(spent) * 1e3, "ms/step", "events: aten::conv2d and its backward")],
+        )
+    ]
+
+
+def benchmark(job: Job) -> list[Finding]:
+    """Convolutions of fixed shapes with cudnn.benchmark off."""
+    rows = [r for r in job.view("kernels") if r["class"] == "convolution"]
+    flags = str(job.records.get("header", {}))
+    changing = sum(1 for r in job.view("steps") if r.get("new_signature")) > 2
+    on = (
+        any(s["detail"].get("value") is True for s in _settings(job, "cudnn.benchmark")) or "'benchmark': True" in flags
+    )
+    share = _kernel_share(job, rows)
+    if not rows or changing or on or share < 0.05:
+        return []
+    return [
+        Finding(
+            "cudnn_benchmark_off",
+            f"Convolutions of fixed shapes take cuDNN's first guess ({share:.0%} of the capture)",
+            "torch.backends.cudnn.benchmark is off: algorithms are chosen by heuristic. Deterministic mode keeps it off on purpose.",
+            share * 0.15 * job.timing.steady_share(),
+            "15 % of the convolutions' time at most: what tuning gives beyond the heuristic",
+            "low",
+            ["backend"],
+            [anchor(s) for s in _settings(job, "cudnn", "use_deterministic_algorithms")],
+            [
+                evidence(
+                    "convolution kernels", sum(r["total_ns"] for r in rows) / 1e6, "ms in the window", "views: kernels"
+                )
+            ],
+        )
+    ]
+
+
+def compiled(job: Job) -> list[Finding]:
+    """Elementwise kernels and launches that torch.compile would join, less the time that compiling takes."""
+    if job.sites("compile") or not job.on_gpu:
+        return []
+    rows = [r for r in job.view("kernels") if r["class"] in ("elementwise", "norm", "reduction")]
+    share = (_kernel_share(job, rows) * 0.6 + (job.headline.get("launch_bound") or 0.0)) * job.timing.steady_share()
+    share -= COMPILE_S / job.timing.total_s
+    if share < 0.02:
+        return []
+    return [
+        Finding(
+            "compile_missed",
+            "No torch.compile, and the step is made of kernels that it would join",
+            "Pointwise, norm and reduction kernels read and write the same tensors again and again; the compiler fuses them and launches less.",
+            share,
+            f"60 % of those kernels' time and the launch-bound idle time, less {COMPILE_S:.0f} s to compile, of {job.timing.total_s:.0f} s",
+            "low",
+            ["config"],
+            [anchor(s) for s in job.sites("optimizer")[:1]],
+            [
+                evidence(
+                    "pointwise, norm, reduction",
+                    sum(r["total_ns"] for r in rows) / 1e6,
+                    "ms in the window",
+                    "views: kernels",
+                )
+            ],
+        )
+    ]

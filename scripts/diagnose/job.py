@@ -1,0 +1,225 @@
+"""What a detector sees of a job, and what it gives back.
+
+A detector is a module of `scripts/diagnose/detectors/` with `LOOKED_FOR`, the ids that it can give, and
+`detect(job) -> list[Finding]`. It raises `NotApplicable` with the reason where the job has nothing of the kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from scripts.diagnose.timeline import Timeline, backward_ns
+from scripts.diagnose.timing import Timing
+
+Row = dict[str, Any]
+
+
+class NotApplicable(Exception):
+    """The detector's subject does not occur in this job; the message says what is missing."""
+
+
+@dataclass
+class Finding:
+    """One loss of time. `fraction` is the share of the whole job's wall time at the horizon that would go, None if unknown."""
+
+    id: str
+    title: str
+    cause: str
+    fraction: float | None
+    derivation: str
+    confidence: str
+    classes: list[str]
+    anchors: list[dict[str, Any]] = field(default_factory=list)
+    evidence: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_dict(self, fixes: list[str]) -> dict[str, Any]:
+        """The finding as findings.json states it."""
+        ceiling = None
+        if self.fraction is not None:
+            share = min(max(self.fraction, 0.0), 0.99)
+            ceiling = {"fraction": round(share, 4), "speedup": round(1 / (1 - share), 3), "derivation": self.derivation}
+        return {
+            "id": self.id,
+            "title": self.title,
+            "evidence": self.evidence,
+            "anchors": self.anchors,
+            "cause": self.cause,
+            "ceiling": ceiling,
+            "confidence": self.confidence,
+            "classes": self.classes,
+            "fixes": fixes,
+        }
+
+
+def evidence(what: str, value: float | str | None, unit: str, source: str) -> dict[str, Any]:
+    """One number and where it comes from."""
+    return {
+        "what": what,
+        "value": round(value, 6) if isinstance(value, float) else value,
+        "unit": unit,
+        "source": source,
+    }
+
+
+def anchor(site: Row, line: int | None = None, code: str | None = None) -> dict[str, Any]:
+    """Where in the job's source: a site's first line, or another line of it with its code."""
+    return {"path": site["path"], "line": line or site["line"], "code": site["code"] if code is None else code}
+
+
+@dataclass
+class Job:
+    """One job as measured: `structure` (structure.json), `timing`, host `timeline` (None without events), views as rows.
+
+    `view(name)` gives the rows of a view, [] where it was not made. `run` is the profiled run's run.json, `runs` the baselines'.
+    """
+
+    spec: dict[str, Any]
+    structure: dict[str, Any]
+    timing: Timing
+    timeline: Timeline | None
+    views: Callable[[str], list[Row]]
+    headline: dict[str, Any] = field(default_factory=dict)
+    device: dict[str, Any] | None = None
+    run: dict[str, Any] = field(default_factory=dict)
+    records: dict[str, Any] = field(default_factory=dict)
+
+    def view(self, name: str) -> list[Row]:
+        """Rows of a view."""
+        return self.views(name)
+
+    @property
+    def training(self) -> bool:
+        """Whether the job trains: it has optimizer steps or a backward pass."""
+        return self.spec.get("kind") == "training" or bool(self.sites("backward"))
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the profiled window has device work."""
+        return self.device is not None
+
+    def sites(self, kind: str, in_step: bool = False) -> list[Row]:
+        """Sites of a kind, in source order; with `in_step` those whose function ran in the profiled window."""
+        found = [s for s in self.structure["sites"] if s["kind"] == kind]
+        return [s for s in found if self.in_step(s)] if in_step else found
+
+    def in_step(self, site: Row) -> bool:
+        """Whether a site runs every step: its function ran in the window, inside a loop if the function holds the loop."""
+        function = self.function_of(site)
+        if function is None or not function["ran"] or site["guard"]:
+            return False
+        return bool(site["loops"]) or not function["holds_loop"]
+
+    def function_of(self, site: Row) -> Row | None:
+        """The function that holds a site."""
+        return self._functions.get((site["path"], site["function"]))
+
+    @cached_property
+    def _functions(self) -> dict[tuple[str, str], Row]:
+        return {(f["path"], f["qualname"]): f for f in self.structure["functions"]}
+
+    def function_index(self, site: Row) -> int:
+        """Index of a site's function in the timeline, -1 where it did not run."""
+        if self.timeline is not None:
+            for number, function in enumerate(self.timeline.functions):
+                if (function.path, function.qualname) == (site["path"], site["function"]):
+                    return number
+        return -1
+
+    def code(self, path: str, line: int) -> str:
+        """The text of a source line that structure.json kept, or nothing."""
+        return self.structure["lines"].get(path, {}).get(str(line), "")
+
+    # time
+
+    def call_ns(self, site: Row, names: list[str] | None = None) -> float:
+        """Corrected time in the window of the calls that a site makes; calls of one name in a function share it by line."""
+        if self.timeline is None:
+            return 0.0
+        function = self.function_index(site)
+        found = [i for name in names or [site["callee"]] for i in self.timeline.calls(name, function)]
+        twins = [
+            s
+            for s in self.structure["sites"]
+            if (s["path"], s["function"], s["callee"], s["kind"])
+            == (site["path"], site["function"], site["callee"], site["kind"])
+            and s["guard"] == site["guard"]
+        ]
+        return self.timeline.total_ns(found) / (len(twins) if names is None and twins else 1)
+
+    def calls_per_step(self, site: Row) -> float:
+        """How often a site's callee is called by its function, a step."""
+        if self.timeline is None:
+            return 0.0
+        return len(self.timeline.calls(site["callee"], self.function_index(site))) / max(1, self.timeline.steps)
+
+    @property
+    def window_ns(self) -> float:
+        """Corrected length of the window."""
+        return self.timeline.window_ns if self.timeline is not None else 1.0
+
+    def per_step_s(self, window_ns: float) -> float:
+        """Seconds a step, at the speed of the unprofiled run, of a time in the window."""
+        return window_ns / self.window_ns * self.timing.step_s
+
+    def share(self, window_ns: float, evaluated_ns: float = 0.0) -> float:
+        """Share of the whole job at the horizon: a time in the window, and of it the part that evaluations repeat.
+
+        Evaluation has the data and the forward part of a step: `evaluated_ns` takes the same share of it as of those.
+        """
+        share = window_ns / self.window_ns * self.timing.steady_share()
+        if evaluated_ns:
+            share += min(1.0, evaluated_ns / max(1.0, self.forward_side_ns)) * self.evaluation_share
+        return share
+
+    @cached_property
+    def forward_side_ns(self) -> float:
+        """Window time without backward pass and optimizer."""
+        if self.timeline is None:
+            return 1.0
+        away = self.timeline.named("Optimizer.", "<built-in method run_backward", "torch/nn/utils/clip_grad")
+        return self.window_ns - self.timeline.total_ns(away)
+
+    @cached_property
+    def evaluation_share(self) -> float:
+        """Share of the whole job in evaluations: the excess of the periodic slow steps, once a period over the horizon."""
+        if not self.sites("evaluation") or not self.timing.slow or not self.timing.total_s:
+            return 0.0
+        each = self.evaluation_s
+        count = (
+            self.timing.horizon_steps // self.timing.period
+            if self.timing.period
+            else (self.timing.horizon_steps * len(self.timing.slow) / self.timing.steps)
+        )
+        return min(0.99, each * count / self.timing.total_s)
+
+    @property
+    def evaluation_s(self) -> float:
+        """Seconds of one evaluation: median excess of the slow steps."""
+        slow = sorted(self.timing.durations_s[i] - self.timing.step_s for i in self.timing.slow)
+        return slow[len(slow) // 2] if slow else 0.0
+
+    def evaluates(self, site: Row) -> bool:
+        """Whether evaluation runs a site's function too: called by name from it, or part of the model."""
+        names = {s["function"].rpartition(".")[2] for s in self.sites("evaluation")}
+        callers = [f for f in self.structure["functions"] if f["name"] in names]
+        function = self.function_of(site)
+        if not callers or function is None:
+            return False
+        return function["name"] == "forward" or any(function["name"] in f["calls"] for f in callers)
+
+    # operators
+
+    def backward(self, forward: list[int]) -> float:
+        """Corrected time of the backward nodes of forward operators in the timeline."""
+        return backward_ns(self.timeline, forward) if self.timeline is not None else 0.0
+
+    def wall_note(self, window_ns: float) -> str:
+        """`12.3 of 56.9 ms a step; steps are 39 % of the job at 24 steps`."""
+        timing = self.timing
+        return (
+            f"{self.per_step_s(window_ns) * 1e3:.2f} of {timing.step_s * 1e3:.2f} ms a step; steady steps are "
+            f"{timing.steady_share():.0%} of the {timing.total_s:.1f} s that {timing.horizon_steps} steps take"
+        )
