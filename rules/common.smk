@@ -1,5 +1,9 @@
 """What every rule file uses: the selected workloads, paths, and small input functions."""
 
+import os
+import sys
+from pathlib import Path
+
 from snakemake.exceptions import WorkflowError
 
 from scripts.common.device import slug as device_slug
@@ -7,6 +11,9 @@ from scripts.common.errors import InputError
 from scripts.common.imports import code
 from scripts.source import spec as specs
 
+
+# `python` in a rule is the interpreter that runs Snakemake, whether its environment was activated or not.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 try:
     CONFIG = specs.validated_config(config)

@@ -57,6 +57,7 @@ def resolve(name: str, variant: str | None, config: dict[str, Any]) -> dict[str,
     for key in ("budget", "llm"):
         document[key] = {**config["defaults"][key], **document.get(key, {})}
     document = validated(document, SCHEMA, _where(path, variant))
+    del document["variants"]
     _check(document, path)
     document["workload"] = f"{name}-{variant}" if variant else name
     return document
