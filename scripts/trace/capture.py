@@ -62,6 +62,7 @@ class Gpu:
     correlation: Ints
     external_id: Ints
     bytes: Ints
+    row: Ints  # row in the class's own table
 
     def __len__(self) -> int:
         return len(self.start)
@@ -229,14 +230,14 @@ class Capture:
         category, cats = codes(table, "cat")
         kinds = np.array([COPIES.get(cat.lower(), KERNEL) for cat in cats], np.int8)[category]
         kept = np.flatnonzero(~absent(table, "dur_ns"))
-        start = ints(table, "ts_ns")[kept]
+        start = integers_of(table, "ts_ns")[kept]
         name, names = codes(table, "name")
         talks = np.array([any(word in n.lower() for word in COMMUNICATION) for n in names] or [False])
         communication = (talks[name] | ~absent(table, "collective"))[kept] & (kinds[kept] == KERNEL)
         return Gpu(
-            rank=ints(table, "rank")[kept], start=start, end=start + np.maximum(ints(table, "dur_ns")[kept], 0),
-            kind=kinds[kept], name=name[kept], names=names, communication=communication,
-            **{key: ints(table, key)[kept] for key in ("device", "stream", "correlation", "external_id", "bytes")},
+            rank=integers_of(table, "rank")[kept], start=start, end=start + np.maximum(integers_of(table, "dur_ns")[kept], 0),
+            kind=kinds[kept], name=name[kept], names=names, communication=communication, row=kept,
+            **{key: integers_of(table, key)[kept] for key in ("device", "stream", "correlation", "external_id", "bytes")},
         )  # fmt: skip
 
     @cached_property
@@ -255,7 +256,7 @@ class Capture:
         host = self.host
         found = np.full(len(host), -1, np.int64)
         rows = host.first_row.get(OP, np.empty(0, np.int64))
-        found[rows[rows >= 0]] = ints(self.op_columns, "sequence")[rows >= 0]
+        found[rows[rows >= 0]] = integers_of(self.op_columns, "sequence")[rows >= 0]
         return found
 
     @cached_property
@@ -320,7 +321,7 @@ class Capture:
         gpu, host = self.gpu, self.host
         rows = host.first_row.get(CALL, np.empty(0, np.int64))
         calls = rows[rows >= 0]
-        correlation = ints(self.table("runtime", ["correlation"]), "correlation")[rows >= 0]
+        correlation = integers_of(self.table("runtime", ["correlation"]), "correlation")[rows >= 0]
         weak = ~host.flag(lambda n: any(w in n.lower() for w in ("launch", "memcpy", "memset", "mtia")))[calls]
         return _join(
             host.rank[calls], np.where(correlation > 0, correlation, -1), calls, gpu.rank, gpu.correlation, prefer=~weak
@@ -336,7 +337,7 @@ class Capture:
             return launch
         rows = host.first_row.get(OP, np.empty(0, np.int64))
         ops = rows[rows >= 0]
-        external = ints(self.op_columns, "external_id")[rows >= 0]
+        external = integers_of(self.op_columns, "external_id")[rows >= 0]
         by_id = _join(host.rank[ops], np.where(external > 0, external, -1), ops, gpu.rank, gpu.external_id, prefer=None)
         return np.where(orphan & (by_id >= 0), by_id, launch).astype(np.int32)
 
@@ -406,7 +407,7 @@ def _host(capture: Capture) -> Host:
         kept = _kept(table, kind)
         local, words = codes(table, "name")
         clean = np.array([names.setdefault(_without_address(word), len(names)) for word in words] or [0], np.int32)
-        rank = ints(table, "rank")
+        rank = integers_of(table, "rank")
         pid, pids = codes(table, "pid")
         tid, tids = codes(table, "tid")
         key = (rank * len(pids) + pid) * len(tids) + tid
@@ -415,10 +416,12 @@ def _host(capture: Capture) -> Host:
             threads.setdefault((int(k // (len(pids) * len(tids))), pids[k // len(tids) % len(pids)], tids[k % len(tids)]), len(threads))
             for k in distinct.tolist()
         ]
-        start = ints(table, "ts_ns")[kept]
+        start = integers_of(table, "ts_ns")[kept]
+        end = start + np.maximum(integers_of(table, "dur_ns")[kept], 0)
+        if kind == ANNOTATION:
+            end = np.minimum(end, np.maximum(_recorded_until(table)[rank[kept]], start)) if len(kept) else end
         parts.append({
-            "thread": np.array(ids or [0], np.int32)[inverse], "kind": np.full(len(kept), kind, np.int8), "start": start,
-            "end": start + np.maximum(ints(table, "dur_ns")[kept], 0), "name": clean[local[kept]], "row": kept,
+            "thread": np.array(ids or [0], np.int32)[inverse], "kind": np.full(len(kept), kind, np.int8), "start": start, "end": end, "name": clean[local[kept]], "row": kept,
         })  # fmt: skip
     merged = {
         key: np.concatenate([part[key] for part in parts]) if parts else np.empty(0, dtype)
@@ -453,6 +456,18 @@ def _kept(table: pa.Table, kind: int) -> Ints:
     if kind in (ANNOTATION, CALL):
         wanted &= np.array([not c.lower().startswith("gpu_") and c.lower() not in ("overhead", "trace", "cuda_sync", "cuda_event") for c in cats] or [True])[category]
     return np.flatnonzero(wanted)
+
+
+def _recorded_until(table: pa.Table) -> Ints:
+    """By rank the end of the profiler's own span: what was open then gets the time of the export as its end."""
+    rank = integers_of(table, "rank")
+    until = np.full(int(rank.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    category, cats = codes(table, "cat")
+    name, names = codes(table, "name")
+    spans = np.array([c.lower() == "trace" for c in cats])[category] & np.array([n.startswith("PyTorch Profiler") for n in names])[name]
+    for row in np.flatnonzero(spans & ~absent(table, "dur_ns")).tolist():
+        until[rank[row]] = integers_of(table, "ts_ns")[row] + integers_of(table, "dur_ns")[row]
+    return until
 
 
 def _main_threads(merged: dict[str, Ints], marks: dict[str, Ints], threads: list[tuple[int, str, str]]) -> dict[int, int]:
@@ -496,7 +511,7 @@ def _without_address(name: str) -> str:
     return head + (">" if tail.endswith(">") else "") if found and name.startswith("<") else name
 
 
-def ints(table: pa.Table, name: str) -> Ints:
+def integers_of(table: pa.Table, name: str) -> Ints:
     """A column as int64, -1 for null."""
     if name not in table.column_names:
         return np.full(table.num_rows, -1, np.int64)

@@ -1,7 +1,7 @@
-"""The class of a GPU event: from the operator that launched it, then from what else launched it, last from its own name.
+"""The class of a GPU event: from the operator that launched it, then from the autograd node, last from its own name.
 
 A kernel's name says little: a transposing kernel inside a convolution is convolution time, a `vectorized_elementwise_kernel` that
-`aten::fill_` launched is a fill. So the innermost operator decides, then the forward operator of the autograd node, and the name
+`aten::fill_` launched is a fill. So the innermost operator decides, then the autograd node, and the name
 only where no operator is known (graphs, kernels without a launch record).
 """
 
@@ -54,8 +54,8 @@ _KERNELS = tuple(
 
 
 @cache
-def classify(op: str | None, forward_op: str | None, kernel: str, copy: bool, communication: bool) -> str:
-    """Class of a GPU event. `op`: innermost operator; `forward_op`: the maker of its autograd node; `copy`: a memcpy or memset."""
+def classify(op: str | None, node: str | None, kernel: str, copy: bool, communication: bool) -> str:
+    """Class of a GPU event. `op`: innermost operator; `node`: the autograd node around it; `copy`: a memcpy or memset."""
     if copy:
         return "copy"
     if communication:
@@ -63,7 +63,7 @@ def classify(op: str | None, forward_op: str | None, kernel: str, copy: bool, co
     triton = _TRITON.match(kernel) or (_TRITON.match(op) if op else None)
     if triton:
         return _TRITON_CLASS[triton[1]]
-    for name in (op, forward_op):
+    for name in (op, node):
         found = _of_op(name) if name else None
         if found:
             return found

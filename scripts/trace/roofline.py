@@ -30,21 +30,20 @@ class Peaks:
     source: str
 
 
-_T = 1e12
 # Dense figures (no structured sparsity) of the SXM/OAM boards unless the name says otherwise.
 _DEVICES = (
-    (r"H200", Peaks("H200", 4.8 * _T, 989.4 * _T, 494.7 * _T, 66.9 * _T, 66.9 * _T, 1978.9 * _T, "NVIDIA H200 Tensor Core GPU data sheet (SXM)")),
-    (r"GH200", Peaks("GH200", 4.0 * _T, 989.4 * _T, 494.7 * _T, 66.9 * _T, 66.9 * _T, 1978.9 * _T, "NVIDIA GH200 data sheet (96 GB HBM3)")),
-    (r"H100.*PCIe", Peaks("H100 PCIe", 2.0 * _T, 756 * _T, 378 * _T, 51.2 * _T, 51.2 * _T, 1513 * _T, "NVIDIA H100 Tensor Core GPU data sheet (PCIe)")),
-    (r"H100.*NVL", Peaks("H100 NVL", 3.9 * _T, 835 * _T, 417.5 * _T, 60 * _T, 60 * _T, 1671 * _T, "NVIDIA H100 NVL data sheet")),
-    (r"H100", Peaks("H100 SXM", 3.35 * _T, 989.4 * _T, 494.7 * _T, 66.9 * _T, 66.9 * _T, 1978.9 * _T, "NVIDIA H100 Tensor Core GPU data sheet (SXM)")),
-    (r"A100.*40GB", Peaks("A100 40 GB", 1.555 * _T, 312 * _T, 156 * _T, 19.5 * _T, 19.5 * _T, None, "NVIDIA A100 Tensor Core GPU data sheet")),
-    (r"A100.*PCIe.*80GB", Peaks("A100 80 GB PCIe", 1.935 * _T, 312 * _T, 156 * _T, 19.5 * _T, 19.5 * _T, None, "NVIDIA A100 80GB data sheet")),
-    (r"A100.*80GB", Peaks("A100 80 GB SXM", 2.039 * _T, 312 * _T, 156 * _T, 19.5 * _T, 19.5 * _T, None, "NVIDIA A100 80GB data sheet")),
-    (r"A100", Peaks("A100", 1.555 * _T, 312 * _T, 156 * _T, 19.5 * _T, 19.5 * _T, None, "NVIDIA A100 Tensor Core GPU data sheet")),
-    (r"V100", Peaks("V100 SXM2", 0.9 * _T, 125 * _T, 15.7 * _T, 15.7 * _T, 7.8 * _T, None, "NVIDIA V100 Tensor Core GPU data sheet")),
-    (r"B200", Peaks("B200", 8.0 * _T, 2250 * _T, 1125 * _T, 75 * _T, 37 * _T, 4500 * _T, "NVIDIA Blackwell architecture brief (HGX B200)")),
-    (r"MI300X", Peaks("MI300X", 5.3 * _T, 1307.4 * _T, 653.7 * _T, 163.4 * _T, 163.4 * _T, 2614.9 * _T, "AMD Instinct MI300X data sheet")),
+    (r"H200", Peaks("H200", 4.8e12, 989.4e12, 494.7e12, 66.9e12, 66.9e12, 1978.9e12, "NVIDIA H200 Tensor Core GPU data sheet (SXM)")),
+    (r"GH200", Peaks("GH200", 4.0e12, 989.4e12, 494.7e12, 66.9e12, 66.9e12, 1978.9e12, "NVIDIA GH200 data sheet (96 GB HBM3)")),
+    (r"H100.*PCIe", Peaks("H100 PCIe", 2.0e12, 756e12, 378e12, 51.2e12, 51.2e12, 1513e12, "NVIDIA H100 Tensor Core GPU data sheet (PCIe)")),
+    (r"H100.*NVL", Peaks("H100 NVL", 3.9e12, 835e12, 417.5e12, 60e12, 60e12, 1671e12, "NVIDIA H100 NVL data sheet")),
+    (r"H100", Peaks("H100 SXM", 3.35e12, 989.4e12, 494.7e12, 66.9e12, 66.9e12, 1978.9e12, "NVIDIA H100 Tensor Core GPU data sheet (SXM)")),
+    (r"A100.*40GB", Peaks("A100 40 GB", 1.555e12, 312e12, 156e12, 19.5e12, 19.5e12, None, "NVIDIA A100 Tensor Core GPU data sheet")),
+    (r"A100.*PCIe.*80GB", Peaks("A100 80 GB PCIe", 1.935e12, 312e12, 156e12, 19.5e12, 19.5e12, None, "NVIDIA A100 80GB data sheet")),
+    (r"A100.*80GB", Peaks("A100 80 GB SXM", 2.039e12, 312e12, 156e12, 19.5e12, 19.5e12, None, "NVIDIA A100 80GB data sheet")),
+    (r"A100", Peaks("A100", 1.555e12, 312e12, 156e12, 19.5e12, 19.5e12, None, "NVIDIA A100 Tensor Core GPU data sheet")),
+    (r"V100", Peaks("V100 SXM2", 0.9e12, 125e12, 15.7e12, 15.7e12, 7.8e12, None, "NVIDIA V100 Tensor Core GPU data sheet")),
+    (r"B200", Peaks("B200", 8.0e12, 2250e12, 1125e12, 75e12, 37e12, 4500e12, "NVIDIA Blackwell architecture brief (HGX B200)")),
+    (r"MI300X", Peaks("MI300X", 5.3e12, 1307.4e12, 653.7e12, 163.4e12, 163.4e12, 2614.9e12, "AMD Instinct MI300X data sheet")),
 )  # fmt: skip
 
 _SIZES = {

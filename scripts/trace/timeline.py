@@ -1,19 +1,20 @@
-"""What the main thread of a rank did at each instant: phase of the step, and whether it ran an operator, python, or was blocked."""
+"""What the main thread of a rank did at each instant: phase of the step, and whether it ran an operator, python, or was blocked.
+
+While it waits in backward() for the autograd engine's thread, that thread is followed instead.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scripts.trace import intervals
+from scripts.trace.capture import CALL, PYTHON, Capture
 from scripts.trace.columns import at
 from scripts.trace.frames import BACKWARD, DATA, OTHER
-
-if TYPE_CHECKING:
-    from scripts.trace.capture import Capture
 
 Ints = NDArray[Any]
 
@@ -42,8 +43,8 @@ def blocking(capture: Capture) -> Ints:
     """
     host = capture.host
     waits = host.flag(lambda n: n.endswith(("Synchronize", "SynchronizeWithSpin")))
-    copies = host.flag(lambda n: "emcpy" in n and not n.endswith("_ptsz_unused")) & (host.end - host.start >= 100_000)
-    return (host.kind == 3) & (waits | copies)
+    copies = host.flag(lambda n: "emcpy" in n) & (host.end - host.start >= 100_000)
+    return (host.kind == CALL) & (waits | copies)
 
 
 def main_timeline(capture: Capture, rank: int) -> Timeline:
@@ -62,10 +63,34 @@ def main_timeline(capture: Capture, rank: int) -> Timeline:
     ends = np.concatenate([end, holes[1]])[order]
     events = np.concatenate([event.astype(np.int64), np.full(len(holes[0]), -1)])[order]
     phase = _fill(capture, rank, starts, ends, events)
+    starts, ends, events, phase = _follow_engine(capture, rank, starts, ends, events, phase)
     blocked = at(blocking(capture), at(host.call, events), 0).astype(bool)
     state = np.where(at(host.op, events) >= 0, IN_OP, IN_PYTHON)
     state = np.where(blocked, IN_BLOCKED, state)
     return Timeline(starts, ends, events, phase, np.where(phase == DATA, IN_DATA, state))
+
+
+def _follow_engine(capture: Capture, rank: int, start: Ints, end: Ints, event: Ints, phase: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """While the main thread only waits in backward(), what counts is what the autograd thread does: put its pieces there."""
+    host = capture.host
+    inside = (host.grad >= 0) & (host.thread != host.main[rank]) & (host.rank == rank)
+    if not inside.any():
+        return start, end, event, phase
+    engine = int(np.argmax(np.bincount(host.thread[inside], (host.end - host.start)[inside])))
+    waiting = host.flag(lambda n: "run_backward" in n) & (host.kind == PYTHON)
+    bare = (event < 0) | ((at(host.op, event) < 0) & (at(host.frame, event) < 0) & (at(host.call, event) < 0))
+    waits = (phase == BACKWARD) & (bare | at(waiting, event, 0).astype(bool))
+    (begin, finish), doing = host.segments(engine)
+    query, item, _ = intervals.overlaps(start[waits], end[waits], (begin, finish))
+    new_start = np.maximum(start[waits][query], begin[item])
+    new_end = np.minimum(end[waits][query], finish[item])
+    left = intervals.subtract((start[waits], end[waits]), (new_start, new_end))
+    source = event[waits][np.searchsorted(start[waits], left[0], side="right") - 1]
+    count = len(new_start) + len(left[0])
+    starts = np.concatenate([start[~waits], new_start, left[0]])
+    order = np.argsort(starts, kind="stable")
+    return (starts[order], np.concatenate([end[~waits], new_end, left[1]])[order],
+            np.concatenate([event[~waits], doing[item], source])[order], np.concatenate([phase[~waits], np.full(count, BACKWARD)])[order])  # fmt: skip
 
 
 def _fill(capture: Capture, rank: int, start: Ints, end: Ints, event: Ints) -> Ints:

@@ -1,6 +1,6 @@
 """GPU events by kernel, launching operator, module and shapes, with what the device could have done.
 
-Columns: rank, name, class, op (innermost operator around the launch), top_op (outermost), forward_op (maker of the autograd node),
+Columns: rank, name, class, op (innermost operator around the launch), top_op (outermost), forward_op (outermost operator around the maker of the autograd node),
 module (innermost nn.Module; for backward the forward operator's), shapes, dtypes (JSON of `op`), phase, path, line, function (innermost own
 frame; for backward the forward operator's), count, total_ns, mean_ns, min_ns, max_ns, share (of all GPU event time of the rank), steps, bytes,
 flops (sums; null unknown), bytes_per_s, flops_per_s, bound (memory | compute), roofline (least time / measured time), attributed.
@@ -98,7 +98,8 @@ class Origins:
         here = np.where(forward >= 0, forward, context)
         self.op = name_of(host, self.event)
         self.top_op = name_of(host, at(host.top_op, context))
-        self.forward_op = name_of(host, at(host.op, forward))
+        self.forward_op = name_of(host, at(host.top_op, forward))
+        self.node = name_of(host, at(host.grad, context))
         self.module = name_of(host, at(host.module, here))
         self.own = name_of(host, at(host.own, here))
         self.phase = at(capture.phase, context, OTHER)
@@ -115,11 +116,11 @@ class Origins:
 
     def _classes(self, capture: Capture) -> Any:
         gpu, host = capture.gpu, capture.host
-        groups = Groups(gpu.name, self.op, self.forward_op, gpu.kind, gpu.communication.astype(np.int64))
+        groups = Groups(gpu.name, self.op, self.node, gpu.kind, gpu.communication.astype(np.int64))
         found = []
         for row in groups.first.tolist():
-            op, forward = self.op[row], self.forward_op[row]
-            name = classify(host.names[op] if op >= 0 else None, host.names[forward] if forward >= 0 else None, gpu.names[gpu.name[row]],
+            op, node = self.op[row], self.node[row]
+            name = classify(host.names[op] if op >= 0 else None, host.names[node] if node >= 0 else None, gpu.names[gpu.name[row]],
                             copy=bool(gpu.kind[row] != KERNEL), communication=bool(gpu.communication[row]))  # fmt: skip
             found.append(CLASSES.index(name))
         return np.array(found, np.int64)[groups.of] if found else np.zeros(0, np.int64)
