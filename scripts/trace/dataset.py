@@ -164,7 +164,12 @@ def arrow_type(name: str) -> pa.DataType:
 
 
 def read(
-    folder: str | Path, cls: str, columns: Sequence[str] | None = None, *, rank: int | None = None, aligned: bool = False
+    folder: str | Path,
+    cls: str,
+    columns: Sequence[str] | None = None,
+    *,
+    rank: int | None = None,
+    aligned: bool = False,
 ) -> pa.Table:
     """One class of a parsed trace, sorted by (rank, ts_ns): every column of the class, or `columns` in their order.
 
@@ -270,7 +275,11 @@ class Writer:
         import pyarrow as pa
 
         if len(data):
-            arrays = [data.column(data.schema.get_field_index(c.name)) for c in self.columns]
+            there = set(data.schema.names)
+            arrays = [
+                data.column(c.name) if c.name in there else pa.nulls(len(data), arrow_type(c.type))
+                for c in self.columns
+            ]
             self._writer.write_table(pa.table(arrays, schema=self.schema), row_group_size=max(1, len(data)))
 
     def close(self) -> None:

@@ -1,0 +1,212 @@
+"""The bytes of a trace file as a stream: plain or gzip by content (never by suffix), any Unicode encoding, in bounded memory.
+
+A cut or corrupt gzip file gives every byte that can still be inflated; `Reader.loss` says what was lost.
+"""
+
+from __future__ import annotations
+
+import codecs
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+try:
+    from isal import isal_zlib as inflate  # about four times faster than zlib
+except ImportError:
+    inflate = zlib  # type: ignore[assignment]
+
+FEED = 1 << 16
+GZIP = b"\x1f\x8b"
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+
+
+class Reader:
+    """Decoded bytes (UTF-8) of one file. `readinto` fills a buffer; 0 means the end.
+
+    `compressed`: gzip layers; `encoding`: what the text was written in; `loss`: lines that say what could not be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.size = self.path.stat().st_size
+        self.compressed = 0
+        self.encoding = "utf-8"
+        self.loss: list[str] = []
+        self._file: IO[bytes] = self.path.open("rb", buffering=0)
+        self._source: Any = _File(self._file)
+        while self._source.peek(2) == GZIP and self.compressed < 3:
+            self.compressed += 1
+            self._source = _Inflated(self._source, self)
+        self._detect_encoding()
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill `view` as far as the stream goes; the number of bytes."""
+        filled = 0
+        while filled < len(view):
+            count = self._source.readinto(view[filled:])
+            if not count:
+                break
+            filled += count
+        return filled
+
+    def position(self) -> int:
+        """Bytes of the file read so far, for progress."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _detect_encoding(self) -> None:
+        start = self._source.peek(4)
+        for mark, encoding in _BOMS:
+            if start.startswith(mark):
+                self._source.drop(len(mark))
+                self.encoding = encoding
+                break
+        else:
+            if len(start) == 4 and start[1] == 0 and start[0] and start[2]:
+                self.encoding = "utf-16-le"
+            elif len(start) == 4 and start[0] == 0 and start[1]:
+                self.encoding = "utf-16-be"
+        if self.encoding != "utf-8":
+            self._source = _Recoded(self._source, self.encoding)
+
+
+class _Source:
+    """Bytes that a subclass makes in pieces (`_more`), with a look ahead."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._at = 0
+
+    def _more(self) -> bytes:
+        """The next piece, b"" at the end."""
+        raise NotImplementedError
+
+    def peek(self, count: int) -> bytes:
+        while len(self._held) - self._at < count:
+            piece = self._more()
+            if not piece:
+                break
+            self._held = self._held[self._at :] + piece
+            self._at = 0
+        return self._held[self._at : self._at + count]
+
+    def drop(self, count: int) -> None:
+        self._at += count
+
+    def read(self, count: int) -> bytes:
+        if self._at >= len(self._held):
+            self._held, self._at = self._more(), 0
+        piece = self._held[self._at : self._at + count]
+        self._at += len(piece)
+        return piece
+
+    def readinto(self, view: memoryview) -> int:
+        piece = self.read(len(view))
+        view[: len(piece)] = piece
+        return len(piece)
+
+
+class _File(_Source):
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self.file = file
+
+    def _more(self) -> bytes:
+        return self.file.read(FEED)
+
+    def readinto(self, view: memoryview) -> int:
+        if self._at < len(self._held):
+            return super().readinto(view)
+        return self.file.readinto(view)  # type: ignore[attr-defined, no-any-return]
+
+
+class _Inflated(_Source):
+    """gzip, member after member. On corrupt data the member is inflated again in small steps, to get its last whole bytes."""
+
+    def __init__(self, source: _Source, reader: Reader) -> None:
+        super().__init__()
+        self.source, self.reader = source, reader
+        self.inflater: Any = inflate.decompressobj(wbits=31)
+        self.pending = b""
+        self.given = 0
+        self.done = False
+
+    def _more(self) -> bytes:
+        while not self.done:
+            feed = self.pending or self.source.read(FEED)
+            self.pending = b""
+            if not feed:
+                self.done = True
+                self.reader.loss.append("the gzip stream ends early")
+                return b""
+            try:
+                data: bytes = self.inflater.decompress(feed)
+            except (zlib.error, inflate.error) as error:
+                self.done = True
+                self.reader.loss.append(f"the gzip stream is corrupt after {self.given} bytes ({error})")
+                return self._salvage()
+            self.given += len(data)
+            if self.inflater.eof:
+                self._next_member(self.inflater.unused_data)
+            if data:
+                return data
+        return b""
+
+    def _next_member(self, rest: bytes) -> None:
+        while len(rest) < 2 or not rest.strip(b"\0"):
+            more = self.source.read(FEED)
+            if not more:
+                break
+            rest = rest.lstrip(b"\0") + more
+        if rest.startswith(GZIP):
+            self.inflater = inflate.decompressobj(wbits=31)
+            self.pending = rest
+            return
+        self.done = True
+        if rest.strip(b"\0"):
+            self.reader.loss.append(f"{len(rest)} bytes or more of something else follow the gzip stream")
+
+    def _salvage(self) -> bytes:
+        """What lies between the last good piece and the corrupt byte (first layer only: it can be read again)."""
+        if self.reader.compressed > 1:
+            return b""
+        data, inflater, skipped = bytearray(), zlib.decompressobj(wbits=31), 0
+        with self.reader.path.open("rb") as file:
+            while feed := file.read(512):
+                while feed:
+                    try:
+                        piece = inflater.decompress(feed)
+                    except zlib.error:
+                        return bytes(data)
+                    feed = b""
+                    start = max(0, self.given - skipped)
+                    data += piece[start:]
+                    skipped += len(piece)
+                    if inflater.eof:
+                        feed, inflater = inflater.unused_data, zlib.decompressobj(wbits=31)
+        return bytes(data)
+
+
+class _Recoded(_Source):
+    def __init__(self, source: _Source, encoding: str) -> None:
+        super().__init__()
+        self.source = source
+        self.decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        self.ended = False
+
+    def _more(self) -> bytes:
+        while not self.ended:
+            piece = self.source.read(FEED)
+            self.ended = not piece
+            text = self.decoder.decode(piece, final=self.ended)
+            if text:
+                return text.encode("utf-8", errors="replace")
+        return b""
