@@ -1,0 +1,81 @@
+"""Code that cannot be read cannot be judged: nothing is run from strings, nothing is looked up under a built name."""
+
+from __future__ import annotations
+
+import ast
+
+from scripts.judge.change import Change, FileChange, Hit, constant_text, unparse
+
+NAME = "dynamic_code"
+WHY = "K35: obfuscated names and generated code hide every other pattern"
+
+RUNS = ("builtins.exec", "builtins.eval", "builtins.compile", "builtins.__import__", "importlib.import_module",
+        "importlib.__import__", "importlib.util", "importlib.machinery", "importlib.abc", "importlib._bootstrap",
+        "runpy", "code", "codeop", "imp", "zipimport", "types.CodeType", "types.FunctionType", "marshal",
+        "builtins.globals", "builtins.locals", "builtins.__dict__", "builtins.__loader__", "builtins.__build_class__",
+        "ast.parse", "pickle.loads", "dill", "cloudpickle", "pkgutil", "codecs.decode", "operator.attrgetter",
+        "operator.methodcaller", "inspect.getattr_static", "builtins.memoryview", "base64", "binascii", "zlib",
+        "lzma", "bz2", "torch.package", "torch.jit.CompilationUnit", "builtins.__spec__", "pydoc.locate",
+        "ctypes.pythonapi")  # fmt: skip
+
+
+def check(change: Change) -> list[Hit]:
+    hits = change.refuse_references("{name} runs or finds code that a reader cannot see", *RUNS)
+    for file in change.python:
+        hits += [*_attributes(file), *_names(file)]
+    return hits
+
+
+def _attributes(file: FileChange) -> list[Hit]:
+    """`getattr` and its family with a name that is no plain string; dictionaries of modules read by a built key."""
+    assert file.after is not None
+    hits = []
+    for node in file.new(ast.Call):
+        called = file.called(node)
+        built = len(node.args) < 2 or constant_text(node.args[1]) is None
+        if called & {"builtins.getattr", "builtins.setattr", "builtins.delattr"} and built:
+            hits.append(Hit("refuse", file.path, file.line(node), f"{unparse(node)}: the name is built, not written"))
+        elif isinstance(node.func, ast.Attribute) and node.func.attr in ("__getattribute__", "__getattr__"):
+            hits.append(Hit("refuse", file.path, file.line(node), f"{unparse(node)}: looks an attribute up by hand"))
+    for node in file.new(ast.Subscript):
+        bases = file.after.names.resolve(node.value)
+        if any(
+            b.endswith("__dict__") or b.startswith(("builtins.vars()", "builtins.globals()", "sys.modules"))
+            for b in bases
+        ):
+            hits.append(
+                Hit("refuse", file.path, file.line(node), f"{unparse(node)}: looks a name up in a dictionary of names")
+            )
+    return hits
+
+
+def _names(file: FileChange) -> list[Hit]:
+    """Special names, bare or as strings, and keys of dictionaries of names."""
+    special = {
+        "__builtins__",
+        "__import__",
+        "__loader__",
+        "__dict__",
+        "__getattribute__",
+        "__reduce__",
+        "__reduce_ex__",
+        "__setstate__",
+    }
+    hits = []
+    for node in file.new(ast.Name, ast.Attribute, ast.Constant):
+        word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else node.value
+        if isinstance(word, str) and word in special:
+            hits.append(Hit("refuse", file.path, file.line(node), f"{word}: reaches behind ordinary names"))
+    for node in file.new(ast.FunctionDef):
+        if node.name in (
+            "__getattr__",
+            "__getattribute__",
+            "__reduce__",
+            "__reduce_ex__",
+            "__setstate__",
+            "__class_getitem__",
+        ):
+            hits.append(
+                Hit("refuse", file.path, file.line(node), f"{node.name} decides what a name means while the job runs")
+            )
+    return hits

@@ -1,0 +1,114 @@
+"""Evaluation, checkpoints and logs are part of the job: none goes away, none becomes rarer or emptier.
+
+Moving `.item()` out of the loop or writing the log in one piece is honest, so for logs the question is whether the
+values are still written; where the code moved and that cannot be read here, the hit is `review` and the declared
+outputs decide.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from scripts.judge.change import Change, Hit, Module, Site, called_name, dotted, unparse
+
+NAME = "reporting"
+WHY = "J5, J13, J44: a job that does not evaluate, save or log is another job"
+
+EVALUATES = re.compile(r"(?i)^(_?(run_|do_)?(eval|evaluate|evaluation|validate|validation|test_epoch|validation_step|eval_step|estimate_loss)(_\w+)?"
+                       r"|\w+_(eval|evaluate|validate|validation))$")  # fmt: skip
+SAVES = re.compile(
+    r"(?i)^(save\w*|\w*_save|\w*checkpoint\w*|dump|savez\w*|save_file|save_pretrained|to_csv|to_parquet)$"
+)
+LOGS = re.compile(
+    r"(?i)^(print|log|log_\w+|info|warning|add_scalar\w*|add_histogram|writerow|writerows|report\w*|emit|record_metric\w*|write|track|writeheader)$"
+)
+CONDITION = ("if ", "while ", "except", "else", "case ")
+
+
+def check(change: Change) -> list[Hit]:
+    hits = []
+    for kind, pattern in (("evaluation", EVALUATES), ("checkpoint", SAVES), ("log", LOGS)):
+        before, after = _sites(change, pattern, "before"), _sites(change, pattern, "after")
+        hits += _fewer(change, kind, before, after)
+        hits += _rarer(kind, before, after)
+    return hits + _thinner(change)
+
+
+def _sites(change: Change, pattern: re.Pattern[str], side: str) -> list[tuple[str, Site]]:
+    found = []
+    for file in change.files:
+        module: Module | None = getattr(file, side)
+        if module:
+            found += [(file.path, site) for site in module.sites(lambda call: bool(pattern.match(called_name(call))))]
+    return found
+
+
+def _fewer(change: Change, kind: str, before: list[tuple[str, Site]], after: list[tuple[str, Site]]) -> list[Hit]:
+    names = {called_name(site.node) for _, site in before}
+    hits = []
+    for name in sorted(names):
+        old = [(p, s) for p, s in before if called_name(s.node) == name]
+        new = [(p, s) for p, s in after if called_name(s.node) == name]
+        if len(new) >= len(old):
+            continue
+        path, site = old[0]
+        text = f"{len(old)} calls of {name} ({kind}), {len(new)} left"
+        kept = kind == "log" and len(after) >= 1 and (len(new) >= 1 or len(after) >= len(before))
+        hits.append(Hit("review" if kept else "refuse", path, None, text + ("; the outputs decide" if kept else "")))
+    return hits
+
+
+def _rarer(kind: str, before: list[tuple[str, Site]], after: list[tuple[str, Site]]) -> list[Hit]:
+    """Sites with a condition that no site of that name had, or that left their loop."""
+    hits = []
+    for path, site in after:
+        name = called_name(site.node)
+        old = [s for p, s in before if called_name(s.node) == name and s.function == site.function]
+        if not old or any(s.guards == site.guards for s in old):
+            continue
+        known = {guard for s in old for guard in s.guards}
+        extra = [guard for guard in site.guards if guard.startswith(CONDITION) and guard not in known]
+        lost = [g for g in old[0].guards if g.startswith(("for ", "while ")) and g not in site.guards]
+        if extra or lost:
+            action = "review" if kind == "log" else "refuse"
+            what = f"now only {extra[-1]!r}" if extra else f"no longer in {lost[-1]!r}"
+            hits.append(Hit(action, path, site.node.lineno, f"{name} ({kind}) is {what}"))
+    return hits
+
+
+def _thinner(change: Change) -> list[Hit]:
+    """Log rows with fewer or constant columns, and logged names that nothing uses any more."""
+    hits = []
+    for file in change.both:
+        assert file.before is not None and file.after is not None
+        old = [s.node for s in file.before.sites(lambda c: bool(LOGS.match(called_name(c))))]
+        new = [s.node for s in file.after.sites(lambda c: bool(LOGS.match(called_name(c))))]
+        widest = max((len(_columns(n)) - sum(isinstance(c, ast.Constant) for c in _columns(n)) for n in old), default=0)
+        if old and new and widest:
+            now = max(len(_columns(n)) - sum(isinstance(c, ast.Constant) for c in _columns(n)) for n in new)
+            starred = any(not _columns(n) or called_name(n) == "writerows" for n in new)
+            if now < widest and not starred:
+                hits.append(
+                    Hit("refuse", file.path, new[-1].lineno, f"a log row had {widest} computed columns and has {now}")
+                )
+        used = {n.id for n in file.after.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        logged = {n.id for call in old for arg in call.args for n in ast.walk(arg) if isinstance(n, ast.Name)}
+        assigned = {n.id for n in file.before.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        hits += [
+            Hit("refuse", file.path, None, f"{name} was logged and nothing reads it any more")
+            for name in sorted((logged & assigned) - used)
+            if not any(name in unparse(n, 500) for n in new)
+        ]
+    return hits
+
+
+def _columns(call: ast.Call) -> list[ast.expr]:
+    """Entries of the row that `writerow([...])` writes; the parts of a printed f-string; else the arguments."""
+    if call.args and isinstance(call.args[0], (ast.List, ast.Tuple)):
+        return list(call.args[0].elts)
+    if call.args and isinstance(call.args[0], ast.Dict):
+        return [v for v in call.args[0].values if v is not None]
+    if call.args and isinstance(call.args[0], ast.JoinedStr):
+        return [v for v in call.args[0].values if isinstance(v, ast.FormattedValue)]
+    return [] if call.args and dotted(call.args[0]) else list(call.args)
