@@ -5,9 +5,12 @@ Everything works on libcst trees, so that comments and formatting of untouched c
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ import libcst as cst
 
 from scripts.common import tree as trees
 
-SKIPPED_FOLDERS = {"test", "tests", "docs", "examples_old"}
+SKIPPED_FOLDERS = {"test", "tests", "docs"}
 LARGEST_BYTES = 400_000
+SMALL = 40
+"""Up to so many Python files a tree is a job of its own; above, a package of which the job runs a part."""
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer, not an error
@@ -61,32 +66,45 @@ class File:
 
 
 def files(tree: Path, finding: Mapping[str, Any], spec: Mapping[str, Any], *words: str) -> Iterator[File]:
-    """Editable Python files that hold one of `words`, the finding's anchored files first.
+    """Editable Python files that hold one of `words`, the finding's anchored files first, parsed.
 
-    Cost: one walk and one read of each file; only files with a word in them are parsed (about 1 MB/s).
+    A job of a few files is searched whole. In a package only the files that the finding points at and the scripts at the
+    top are: a change anywhere else might never run.
+    Cost: one walk; only files with a word in them are parsed (about 1 MB/s), each once a process.
     """
-    anchored = [anchor.get("path") for anchor in finding.get("anchors") or []]
-    paths = [path for path in trees.manifest(tree) if path.endswith((".py", ".pyw"))]
-    paths.sort(key=lambda path: (anchored.index(path) if path in anchored else len(anchored), path))
-    for path in paths:
-        if not editable(path, spec) or (tree / path).is_symlink():
+    anchored = list(dict.fromkeys(anchor.get("path") or "" for anchor in finding.get("anchors") or []))
+    every = dict(texts(tree, spec))
+    if len(every) > SMALL:
+        every = {path: text for path, text in every.items() if path in anchored or "/" not in path}
+    for path in sorted(every, key=lambda path: (anchored.index(path) if path in anchored else len(anchored), path)):
+        if words and not any(word in every[path] for word in words):
             continue
-        if path not in anchored and SKIPPED_FOLDERS & set(path.split("/")[:-1]):
-            continue
-        data = (tree / path).read_bytes()
-        if len(data) > LARGEST_BYTES:
-            continue
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError:
-            continue
-        if words and not any(word in text for word in words):
-            continue
-        try:
-            module = cst.parse_module(text)
-        except cst.ParserSyntaxError:
-            continue
-        yield File(path, text, module, imports(module))
+        file = _parsed(path, every[path])
+        if file is not None:
+            yield file
+
+
+def texts(tree: Path, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """`(path, text)` of every editable Python file that is no test and of a reasonable size."""
+    for folder, folders, names in os.walk(tree):
+        folders[:] = sorted(name for name in folders if name not in trees.SKIPPED | SKIPPED_FOLDERS)
+        for name in sorted(names):
+            place = Path(folder) / name
+            path = place.relative_to(tree).as_posix()
+            if not name.endswith(".py") or not editable(path, spec) or place.is_symlink():
+                continue
+            if place.stat().st_size <= LARGEST_BYTES:
+                with contextlib.suppress(UnicodeDecodeError):
+                    yield path, place.read_bytes().decode("utf-8")
+
+
+@lru_cache(maxsize=512)
+def _parsed(path: str, text: str) -> File | None:
+    try:
+        module = cst.parse_module(text)
+    except (cst.ParserSyntaxError, RecursionError):
+        return None
+    return File(path, text, module, imports(module))
 
 
 def editable(path: str, spec: Mapping[str, Any]) -> bool:
@@ -305,11 +323,20 @@ def with_keyword(node: cst.Call, name: str, value: str) -> cst.Call:
 
 
 def without_keyword(node: cst.Call, name: str) -> cst.Call:
-    """The call without that keyword argument."""
-    kept = [a for a in node.args if not (a.keyword is not None and a.keyword.value == name)]
-    if kept and len(kept) < len(node.args) and node.args[-1] not in kept:
-        kept[-1] = kept[-1].with_changes(comma=node.args[-1].comma, whitespace_after_arg=node.args[-1].whitespace_after_arg)
+    """The call without that keyword argument; a line break behind it stays where it was."""
+    kept: list[cst.Arg] = []
+    for index, argument in enumerate(node.args):
+        if argument.keyword is None or argument.keyword.value != name:
+            kept.append(argument)
+        elif kept:
+            last = index == len(node.args) - 1
+            if last or _breaks(argument.comma):
+                kept[-1] = kept[-1].with_changes(comma=argument.comma, whitespace_after_arg=argument.whitespace_after_arg)
     return node.with_changes(args=kept)
+
+
+def _breaks(comma: Any) -> bool:
+    return isinstance(comma, cst.Comma) and isinstance(comma.whitespace_after, cst.ParenthesizedWhitespace)
 
 
 _EQUAL = cst.AssignEqual(whitespace_before=cst.SimpleWhitespace(""), whitespace_after=cst.SimpleWhitespace(""))
@@ -445,7 +472,33 @@ def with_import(module: cst.Module, statement: str) -> cst.Module:
     return module.with_changes(body=body)
 
 
-def statements(text: str, module: cst.Module, indent: str = "") -> list[Any]:
-    """Statements parsed from text, to be put into a block of that module."""
-    config = module.config_for_parsing
-    return [node for node in cst.parse_module(text, config).body if indent is not None]
+def entry(tree: Path, finding: Mapping[str, Any], spec: Mapping[str, Any]) -> File:
+    """The script that the job starts: the launch command's Python file, else the only one with a `__main__` block.
+
+    Raises Refusal where it cannot be told or may not be edited.
+    """
+    command = [str(word) for word in (spec.get("launch") or {}).get("command") or []]
+    scripts = list(files(tree, finding, spec, "import"))
+    for word in command:
+        for file in scripts:
+            if word.endswith(".py") and word.removeprefix("{tree}/") == file.path:
+                return file
+    named = [file for file in scripts if '__name__ == "__main__"' in file.text or "__name__ == '__main__'" in file.text]
+    if len(named) != 1:
+        raise Refusal("the script that the job starts is not known or not editable")
+    return named[0]
+
+
+def with_setting(module: cst.Module, statement: str) -> cst.Module:
+    """The module with one more line below its imports, a blank line before it."""
+    body = list(module.body)
+    at = 0
+    for index, node in enumerate(body):
+        small = node.body[0] if isinstance(node, cst.SimpleStatementLine) else None
+        if isinstance(small, (cst.Import, cst.ImportFrom)):
+            at = index + 1
+        elif isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+            break
+    line = cst.parse_statement(statement + "\n").with_changes(leading_lines=[cst.EmptyLine(indent=False)])
+    body.insert(at, line)
+    return module.with_changes(body=body)

@@ -1,6 +1,7 @@
 """The proposers `file:PATH` and `git:URL@REV`: somebody's patch, or an upstream commit, judged like any other.
 
-A file is candidate 0 of round 0. A folder or a glob gives one candidate a patch, sorted by name; later rounds propose nothing.
+A file is one candidate. A folder or a glob gives one candidate a patch, sorted by name; what was tried is not tried again. A patch
+that does not apply is handed on as it is, so that the guard refuses it by name.
 """
 
 from __future__ import annotations
@@ -19,31 +20,28 @@ CLONE_TIMEOUT_S = 300
 def propose(task: Task) -> Answer:
     """The patch as it is. What does not apply is said by the program in one line, with git's reason."""
     kind, _, rest = task.proposer.partition(":")
+    tried = {attempt.proposal.get("fix") for attempt in task.history}
     if kind == "file":
-        names = patches(rest)
-        number = task.round * _candidates(task) + task.candidate
-        if number >= len(names):
-            return Answer(reason=f"{rest} has {len(names)} patches, this is number {number}")
-        name = names[number].as_posix()
-        text = names[number].read_bytes().decode("utf-8", errors="surrogateescape")
+        names = [path for path in patches(rest) if path.name not in tried]
+        if task.candidate >= len(names):
+            return Answer(reason=f"{len(names)} patches of {rest} are left, this is candidate {task.candidate}")
+        name = names[task.candidate].name
+        text = names[task.candidate].read_bytes().decode("utf-8", errors="surrogateescape")
     else:
-        if (task.round, task.candidate) != (0, 0):
-            return Answer(reason="a commit is one candidate")
+        if task.candidate or rest in tried:
+            return Answer(reason="a commit is one candidate, once")
         name, text = rest, commit_patch(rest)
     if not text.strip():
         raise InputError(f"{name}: is empty; should be a unified diff")
+    answer = Answer(status="patch", patch=text, fix=name, title=subject(text) or name)
+    entry = {"event": "patch", "from": name, "bytes": len(text), "applies": True}
     try:
-        text = relative_to_tree(text, task.tree)
+        answer.patch = relative_to_tree(text, task.tree)
     except InputError as error:
-        # A patch of an older source is an answer like any other; the guard's report would only say "empty".
-        return Answer(reason=str(error).replace("given.diff", name), transcript=[{"event": "patch", "from": name}])
-    return Answer(
-        status="patch",
-        patch=text,
-        title=subject(text) or Path(name).name,
-        hypothesis=None,
-        transcript=[{"event": "patch", "from": name, "bytes": len(text)}],
-    )
+        answer.as_given = True
+        entry |= {"applies": False, "reason": str(error)}
+    answer.transcript = [entry]
+    return answer
 
 
 def patches(pattern: str) -> list[Path]:
@@ -76,7 +74,7 @@ def relative_to_tree(text: str, tree: Path) -> str:
             if done.returncode == 0:
                 return text if strip == 1 else _stripped(text, strip - 1)
             first = first or (done.stderr.strip().splitlines() or ["git apply failed"])[0].removeprefix("error: ")
-    raise InputError(f"given.diff: does not apply: {first}")
+    raise InputError(f"does not apply: {first}")
 
 
 def subject(text: str) -> str | None:
@@ -139,8 +137,3 @@ def _environment(tree: Path) -> dict[str, str]:
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null",
         "LC_ALL": "C", "HOME": "/nonexistent", "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent),
     }
-
-
-def _candidates(task: Task) -> int:
-    """Candidates a round, so that later rounds go on with the patches that are left."""
-    return max(1, int(task.spec.get("candidates") or 1))

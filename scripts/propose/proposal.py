@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.common import tree as trees
 from scripts.common.errors import InputError
-from scripts.common.files import read_json, write_json, write_text
+from scripts.common.files import read_json, replacing, write_json, write_text
 
 NO_USAGE: dict[str, Any] = {
     "calls": 0,
@@ -60,6 +60,8 @@ class Answer:
     reason: str | None = None
     edits: dict[str, str] = field(default_factory=dict)
     patch: str | None = None
+    as_given: bool = False
+    """The patch does not apply and goes to the guard unchanged, which says so by name."""
     model: str | None = None
     findings_used: list[str] = field(default_factory=list)
     fix: str | None = None
@@ -101,6 +103,8 @@ def patch_of(task: Task, answer: Answer) -> str:
     """
     if answer.status != "patch":
         return ""
+    if answer.as_given:
+        return answer.patch or ""
     with tempfile.TemporaryDirectory(prefix="wholejob-propose-") as folder:
         work = trees.copy(task.tree, Path(folder) / "tree")
         if answer.patch is not None:
@@ -121,7 +125,8 @@ def write(task: Task, answer: Answer, folder: Path) -> None:
     patch = patch_of(task, answer)
     if answer.status == "patch" and not patch.strip():
         answer.status, answer.reason = "nothing", "the edits change nothing"
-    write_text(folder / "patch.diff", patch if answer.status == "patch" else "")
+    with replacing(folder / "patch.diff") as temporary:
+        temporary.write_bytes(patch.encode("utf-8", errors="surrogateescape") if answer.status == "patch" else b"")
     lines = [json.dumps(entry, ensure_ascii=False, sort_keys=True) for entry in answer.transcript]
     write_text(folder / "transcript.jsonl", "".join(line + "\n" for line in lines))
     write_json(folder / "proposal.json", "wholejob/proposal@1", document(task, answer))

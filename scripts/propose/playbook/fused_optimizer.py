@@ -10,6 +10,7 @@ import libcst as cst
 from scripts.propose.codemod import (
     File,
     Refusal,
+    code,
     dotted,
     files,
     is_false,
@@ -17,6 +18,7 @@ from scripts.propose.codemod import (
     keyword,
     replaced,
     string,
+    texts,
     walk,
     with_keyword,
     without_keyword,
@@ -35,11 +37,10 @@ ARGUMENTS = {"lr", "betas", "weight_decay", "eps", "momentum", "amsgrad", "neste
 
 def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, str]:
     """Edits of the first file that builds such an optimizer; `foreach` gives way to `fused`."""
-    found = list(files(tree, finding, spec, "optim"))
-    if any("sparse=True" in file.text for file in found):
+    if any("sparse=True" in text for _, text in texts(tree, spec)):
         raise Refusal("an embedding with sparse gradients: fused optimizers take dense ones only")
     why = "no optimizer of torch.optim that has a fused form"
-    for file in found:
+    for file in files(tree, finding, spec, "optim"):
         changes: dict[cst.CSTNode, Any] = {}
         for node in walk(file.module):
             if not isinstance(node, cst.Call):
@@ -48,7 +49,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
                 changes |= _change(file, node)
             except Refusal as refusal:
                 why = f"{file.path}: {refusal}"
-        changes = changes or _shared_arguments(file)
+        changes = changes or _cuda_only(file) or _shared_arguments(file)
         if changes:
             return {file.path: replaced(file.module, changes).code}
     raise Refusal(why)
@@ -80,6 +81,17 @@ def _fused(node: cst.Call, name: str) -> dict[cst.CSTNode, Any]:
     if fused is not None and is_false(fused.value) and not is_true(fused.value):
         pass  # an explicit False is what the finding is about
     return {node: lambda updated: with_keyword(without_keyword(updated, "foreach"), "fused", "True")}
+
+
+def _cuda_only(file: File) -> dict[cst.CSTNode, Any]:
+    """`{"fused": True} if ... and p.is_cuda else {}`: the limit to CUDA falls, CPUs have fused kernels as well."""
+    changes: dict[cst.CSTNode, Any] = {}
+    for node in walk(file.module):
+        if isinstance(node, cst.IfExp) and code(node.body).replace(" ", "") in ('{"fused":True}', "{'fused':True}", "dict(fused=True)"):
+            test = node.test
+            if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And) and code(test.right).endswith(".is_cuda"):
+                changes[test] = test.left
+    return changes
 
 
 def _shared_arguments(file: File) -> dict[cst.CSTNode, Any]:

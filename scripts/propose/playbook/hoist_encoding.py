@@ -27,6 +27,7 @@ from scripts.propose.codemod import (
     loads,
     positional,
     replaced,
+    texts,
     walk,
 )
 
@@ -43,8 +44,8 @@ INTEGER = re.compile(r"^(torch\.)?(long|int64)$")
 def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, str]:
     """Edits of the first file that encodes slices of a stored text in a method or function."""
     why = "no encoding, element by element, of a stored text inside a function"
-    everything = list(files(tree, finding, spec))
-    for file in everything:
+    everything = list(texts(tree, spec))
+    for file in files(tree, finding, spec, "tensor(", "LongTensor("):
         for function, around in functions(file.module):
             class_ = around[-1] if around and isinstance(around[-1], cst.ClassDef) else None
             if function.name.value == "__init__" or len(around) > 1 or (around and class_ is None):
@@ -59,7 +60,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
     raise Refusal(why)
 
 
-def _rewrite(file: File, function: cst.FunctionDef, class_: cst.ClassDef | None, everything: list[File]) -> cst.Module | None:
+def _rewrite(file: File, function: cst.FunctionDef, class_: cst.ClassDef | None, everything: list[tuple[str, str]]) -> cst.Module | None:
     for block in blocks(function):
         for index, statement in enumerate(block):
             for node in walk(statement):
@@ -153,7 +154,7 @@ def _cut_from(file: File, class_: cst.ClassDef | None, node: cst.BaseExpression)
     return None
 
 
-def _never_changes(source: str, class_: cst.ClassDef | None, file: File, everything: list[File]) -> None:
+def _never_changes(source: str, class_: cst.ClassDef | None, file: File, everything: list[tuple[str, str]]) -> None:
     attribute = source.removeprefix("self.")
     writers = 0
     for function, around in functions(file.module):
@@ -171,9 +172,9 @@ def _never_changes(source: str, class_: cst.ClassDef | None, file: File, everyth
     if writers != 1:
         raise Refusal(f"{source} is set {writers} times")
     pattern = re.compile(rf"(?<!self)\.{re.escape(attribute)}\s*(=(?!=)|\+=|\[[^\]]*\]\s*=(?!=)|\.append\()")
-    for other in everything:
-        if class_ is not None and pattern.search(other.text):
-            raise Refusal(f"{other.path} changes {attribute} from outside")
+    for path, text in everything:
+        if class_ is not None and pattern.search(text):
+            raise Refusal(f"{path} changes {attribute} from outside")
 
 
 def _edit(

@@ -1,0 +1,61 @@
+"""Where `torch.compile` can go, and where it cannot: what the three compiling fixes share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import libcst as cst
+
+from scripts.propose.codemod import File, Refusal, assigned, blocks, dotted, files, functions, module_blocks, replaced, texts, walk
+
+
+def compilable(tree: Path, spec: dict[str, Any]) -> None:
+    """Raise Refusal where compiling cannot be right or is there already."""
+    every = dict(texts(tree, spec))
+    for path, text in every.items():
+        if re.search(r"torch\.compile\(|(?<!re)\.compile\((dynamic=True)?\)|torch_compile|compile=True", text):
+            raise Refusal(f"{path}: compiles already")
+    steps = ((spec.get("measure") or {}).get("horizon") or {}).get("steps")
+    if steps is not None and steps < 200:
+        raise Refusal(f"the job runs {steps} steps; compilation takes longer than they do")
+
+
+def compiled(tree: Path, finding: dict[str, Any], spec: dict[str, Any], options: str) -> dict[str, str]:
+    """`model = torch.compile(model)` in front of the loop that first calls it; state dictionaries keep their names.
+
+    The wrapped model is used for calls only: parameters, checkpoints and attributes go through the module itself, which
+    `model.compile()` (torch 2.2) leaves as it is.
+    """
+    compilable(tree, spec)
+    for file in files(tree, finding, spec, "model", "net"):
+        every = list(module_blocks(file.module))
+        for function, _ in functions(file.module):
+            every += list(blocks(function))
+        for block in every:
+            place = _place(file, block)
+            if place is not None:
+                statement, name = place
+                line = cst.parse_statement(f"{name}.compile({options})\n")
+                changes = {statement: lambda updated, line=line: cst.FlattenSentinel([updated, line])}
+                return {file.path: replaced(file.module, changes).code}
+    raise Refusal("no line that makes the model in the block that uses it")
+
+
+def _place(file: File, block: Sequence[Any]) -> tuple[Any, str] | None:
+    """The last line that makes or moves the model in a block that calls it, optimizes it or loops over it later."""
+    found = None
+    for index, statement in enumerate(block):
+        pair = assigned(statement)
+        if not pair or not isinstance(pair[1], cst.Call) or not re.fullmatch(r"(model|net|network)", pair[0]):
+            continue
+        callee = dotted(pair[1].func) or ""
+        if "from_pretrained" in callee or callee.rsplit(".", 1)[-1][:1].isupper() or callee.endswith((".to", ".cuda")) or "models." in callee:
+            if callee.endswith(("DataParallel", "DistributedDataParallel", "LightningModule", "Trainer", "YOLO")):
+                continue
+            called = any(isinstance(n, cst.Call) and dotted(n.func) == pair[0] for later in block[index + 1 :] for n in walk(later))
+            if called:
+                found = (statement, pair[0])
+    return found
