@@ -13,16 +13,17 @@ from typing import Any
 
 from scripts.common.errors import run
 from scripts.common.files import read_json, write_json
-from scripts.common.statistics import bimodal, cutoff_at, estimate, resolvable, verdict_of
-from scripts.judge.race import BASE
-from scripts.judge.session import Session, require_ok
+from scripts.common.statistics import LOOKS, bimodal, cutoff_at, estimate, resolvable, verdict_of
+from scripts.judge.session import BASE, Session, require_ok
 
 SCHEMA = "wholejob/aa@1"
 SAME = "again"
 
 
-def summarise(walls: list[tuple[float, float]], alpha: float, min_effect: float) -> dict[str, Any]:
-    """The A/A document of pairs of wall times in seconds: estimate, answer, spread and what gains are resolvable."""
+def summarise(walls: list[tuple[float, float]], alpha: float, min_effect: float, pairs: int) -> dict[str, Any]:
+    """The A/A document of pairs of wall times in seconds: estimate, answer, spread, and the smallest gain (a fraction)
+    that a race of `pairs` pairs would find with a probability of 0.8.
+    """
     logs = [math.log(one / two) for one, two in walls]
     found = estimate(logs, cutoff_at(len(logs), alpha))
     times = [time for pair in walls for time in pair]
@@ -33,7 +34,8 @@ def summarise(walls: list[tuple[float, float]], alpha: float, min_effect: float)
         "median_s": statistics.median(times),
         "coefficient_of_variation": statistics.stdev(times) / statistics.fmean(times),
         "bimodal": bimodal([math.log(time) for time in times]),
-        "resolvable": {str(pairs): resolvable(logs, pairs, alpha) for pairs in (6, 10, 16, 24)},
+        "smallest_effect": resolvable(logs, pairs, alpha),
+        "smallest_effect_by_pairs": {str(count): resolvable(logs, count, alpha) for count in LOOKS},
     }
 
 
@@ -57,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
             for arm in (BASE, SAME):
                 require_ok(rows, arm, name)
             walls.append((rows[BASE]["wall_s"], rows[SAME]["wall_s"]))
-    document = summarise(walls, settings["alpha"], settings["min_effect"])
+    document = summarise(walls, settings["alpha"], settings["min_effect"], settings.get("pairs", LOOKS[-1]))
     write_json(args.output, SCHEMA, {**document, "cold_s": cold[BASE]["wall_s"], "machine": session.state()})
     return 0
 

@@ -30,8 +30,8 @@ def explain(document: dict[str, Any], name: str, log: Path) -> None:
     problem = document["reason"]
     if problem is None and document["steps"] == 0:
         problem = (
-            "no step marks: the recorder watches torch optimizers and generate(); mark the steps of another kind of loop"
-            " with parity.step()"
+            "no step marks: the recorder watches torch optimizers, modules and generate(); mark the steps of another"
+            " kind of loop with parity.step()"
         )
     if problem is None and not document["protected_unchanged"]:
         problem = "it changed a file that source.protected names; a job should write to {out} only"

@@ -17,7 +17,7 @@ SCHEMA = "wholejob/noise@1"
 
 
 def measure(folders: Sequence[Path], seed: int, name: str) -> dict[str, Any]:
-    """The noise document of baseline run folders named `seed<seed>-...`; those of other seeds show that the seed counts."""
+    """The noise document of baseline run folders `seed<seed>-...`; those of other seeds show that the seed counts."""
     visible = [folder for folder in folders if _seed(folder) == seed]
     others = [folder for folder in folders if _seed(folder) != seed]
     try:
@@ -36,6 +36,7 @@ def measure(folders: Sequence[Path], seed: int, name: str) -> dict[str, Any]:
         "runs": [folder.name for folder in visible],
         "seed_matters": True if others else None,
         "summary": {key: document.get(key) for key in ("verdict", "warnings", "distinct", "threshold")},
+        "tags": document["ranks"][next(iter(document["ranks"]))],
         "parity": document,
     }
 

@@ -1,9 +1,9 @@
 """Statistics of timed pairs: exact, distribution-free, with planned looks. Plain numpy; nothing here needs scipy.
 
-The estimate is Hodges-Lehmann's of the log ratios, its interval inverts the exact signed-rank test. Looks spend the error
-probability by a bound that holds exactly: the probability of a union of events is at most their sum less the probability
-that neighbours happen together (Hunter 1976, Worsley 1982), and that of two looks together is counted, not simulated.
-The interval at a look is that of its own spent level, so its coverage holds whatever rule stops the race
+The estimate is Hodges-Lehmann's of the log ratios, its interval inverts the exact signed-rank test. Looks spend the
+error probability by a bound that holds exactly: the probability of a union of events is at most their sum less the
+probability that neighbours happen together (Hunter 1976, Worsley 1982), and that of two looks together is counted, not
+simulated. The interval at a look is that of its own spent level, so its coverage holds whatever rule stops the race
 (repeated confidence intervals, Jennison & Turnbull 1989).
 """
 
@@ -25,7 +25,7 @@ BIMODAL = 5 / 9  # Sarle's coefficient of a uniform distribution
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio of times with its interval; `low` and `high` are None where too few pairs can say nothing at that level."""
+    """A ratio of times with its interval; `low` and `high` are None where too few pairs say nothing at that level."""
 
     ratio: float
     low: float | None
@@ -63,7 +63,7 @@ def walsh(values: np.ndarray) -> np.ndarray:
 
 
 def p_value(differences: Sequence[float] | np.ndarray) -> float:
-    """Two-sided p of the signed-rank test, exact also with ties (counted over the ranks that occur); zeros are left out."""
+    """Two-sided p of the signed-rank test, exact also with ties (counted over the ranks there are); zeros left out."""
     values = np.asarray(differences, dtype=float)
     values = values[values != 0]
     if not len(values):
@@ -89,14 +89,14 @@ def _sums(weights: tuple[int, ...]) -> np.ndarray:
 
 @cache
 def tail(n: int, cutoff: int) -> float:
-    """Two-sided probability that n untied pairs without a difference have a rank sum of at most `cutoff` on one side."""
+    """Two-sided probability that n untied pairs without a difference have a rank sum of at most `cutoff`."""
     if cutoff < 0:
         return 0.0
     return min(1.0, 2 * float(_sums(tuple(range(1, n + 1)))[: cutoff + 1].sum()) / 2.0**n)
 
 
 def cutoff_at(n: int, level: float) -> int:
-    """Largest rank sum whose two-sided probability is at most `level`; -1 where even n agreeing pairs are not enough."""
+    """Largest rank sum whose two-sided probability is at most `level`; -1 where n agreeing pairs are too few."""
     cutoff = -1
     while tail(n, cutoff + 1) <= level:
         cutoff += 1
@@ -112,7 +112,7 @@ def planned_looks(alpha: float, pairs: int, tests: int = 1) -> tuple[int, ...]:
     first = max(LOOKS[0], math.ceil(1 - math.log2(sharpest)))
     looks = [first, *(look for look in LOOKS if look > first)]
     kept = [look for look in looks if look < pairs]
-    return tuple([*kept, pairs])
+    return (*kept, pairs)
 
 
 def affordable(alpha: float, pairs: int) -> int:

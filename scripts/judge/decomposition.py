@@ -13,9 +13,9 @@ Row = dict[str, Any]
 
 
 def describe(pairs: list[tuple[Row, Row]], *, alpha: float, horizon: int | None, warmup: int) -> dict[str, Any]:
-    """Everything that `race.json` says of one arm beside its estimate; `pairs` are (baseline, candidate) rows of warm blocks.
+    """Everything that `race.json` says of one arm beside its estimate; null where the job has no step marks.
 
-    Values are null where the job has no step marks.
+    `pairs` are (baseline, candidate) rows of warm blocks.
     """
     return {
         "wall_s": _medians(pairs, "wall_s"),
@@ -49,7 +49,7 @@ def _ratio(pairs: list[tuple[Row, Row]], name: str) -> dict[str, float | None]:
 
 
 def fixed_and_rate(row: Row, warmup: int) -> tuple[float, float] | None:
-    """`(seconds beside the steps, seconds a step)`: T(N) = fixed + N x rate. The rate includes slow steps that come back."""
+    """`(seconds beside the steps, seconds a step)`: T(N) = fixed + N x rate; slow steps that come back count in it."""
     if not row["steps"] or row["median_step_s"] is None:
         return None
     late = max(1, row["steps"] - min(warmup, row["steps"] - 1))

@@ -1,8 +1,8 @@
 """Race the finalists of a round against its baseline: fresh pairs, planned looks, an exact interval.
 
-One session for all of them: each block runs the baseline and every candidate still in the race once, in random order, so
-that they share the baseline's runs. Screening pairs are never used again. The rule `final_race` races the one composed
-patch against the untouched source with the same program.
+One session for all of them: each block runs the baseline and every candidate still in the race once, in random order,
+so that they share the baseline's runs. Screening pairs are never used again. The rule `final_race` races the one
+composed patch against the untouched source with the same program.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from scripts.common.errors import run
 from scripts.common.files import read_json, write_json
 from scripts.common.statistics import look, planned_looks
 from scripts.judge.decomposition import describe
-from scripts.judge.session import Session, require_ok, write_rows
+from scripts.judge.session import BASE, Session, require_ok, write_rows
 
 SCHEMA = "wholejob/race@1"
-BASE = "baseline"
 Row = dict[str, Any]
 Measure = Callable[[int, Sequence[str]], dict[str, Row]]
 
@@ -31,8 +30,8 @@ def confirm(
     """Race `names` against the baseline until each has an answer or `pairs` pairs are run.
 
     `measure(block, arms)` runs the arms once and returns their rows. Returns for each name `status` (ok | failed),
-    `answer` (faster | slower | no_difference | inconclusive), `estimate`, `looks`. The probability that any of them gets a
-    false `faster` or `slower` is at most `alpha`, looks and number of candidates included.
+    `answer` (faster | slower | no_difference | inconclusive), `estimate`, `looks`. The probability that any of them
+    gets a false `faster` or `slower` is at most `alpha`, looks and number of candidates included.
     """
     plan = planned_looks(alpha, pairs, max(1, len(names)))
     found: dict[str, dict[str, Any]] = {name: {"status": "ok", "reason": None, "looks": []} for name in names}
@@ -130,7 +129,7 @@ def paired(rows: list[Row], name: str) -> list[tuple[Row, Row]]:
 
 
 def observed(rows: list[Row], name: str) -> dict[str, Any]:
-    """What the timed runs of an arm computed: distinct numbers of steps, final losses, output hashes, cold runs included."""
+    """What the timed runs of an arm computed, cold ones included: distinct numbers of steps, losses, output hashes."""
     own = [row for row in rows if row["arm"] == name and row["status"] == "ok"]
     return {
         "steps": sorted({row["steps"] for row in own}),

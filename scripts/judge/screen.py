@@ -16,8 +16,7 @@ from typing import Any
 from scripts.common.errors import run
 from scripts.common.files import read_json, write_json
 from scripts.common.statistics import affordable
-from scripts.judge.race import BASE
-from scripts.judge.session import Session, require_ok, write_rows
+from scripts.judge.session import BASE, Session, require_ok, write_rows
 
 SCHEMA = "wholejob/screen@1"
 Row = dict[str, Any]
@@ -45,10 +44,10 @@ def candidates(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
 def screen(
     measure: Callable[[int, Sequence[str]], dict[str, Row]], names: Sequence[str], settings: dict[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Run `settings["screen_pairs"]` blocks; `({name: {"status", "ratios", "kept", "reason"}}, finalists, best first)`.
+    """Run `settings["screen_pairs"]` blocks; `({name: {"status", "ratios", "reason"}}, finalists, best first)`.
 
-    `measure(block, arms)` runs the arms once and returns their rows. With no more candidates than can be confirmed there
-    is still a screen: it keeps the race short by dropping what shows nothing.
+    `measure(block, arms)` runs the arms once and returns their rows. With no more candidates than can be confirmed
+    there is still a screen: it keeps the race short by dropping what shows nothing.
     """
     ratios: dict[str, list[float]] = {name: [] for name in names}
     failed: dict[str, str] = {}

@@ -21,6 +21,7 @@ from scripts.common.errors import InputError
 from scripts.common.files import canonical_json, replacing, sha256_bytes
 from scripts.common.launch import Job, last_lines, launch
 
+BASE = "baseline"  # the arm that the others are compared with
 IDLE_LIMIT_S = 15.0  # for one run
 IDLE_BUDGET_S = 60.0  # for a session: on a machine that is never idle, waiting does not help
 JOURNAL_AGE_S = 3600.0
@@ -108,7 +109,7 @@ class Session:
     def block(self, number: int, names: Sequence[str], cold: bool = False) -> dict[str, Row]:
         """Run each of the arms once, in an order drawn from the session's key and the block's number.
 
-        A block that the journal already holds whole is not run again. An arm whose run fails is an answer (its `status`).
+        A block that the journal holds whole is not run again. An arm whose run fails is an answer (its `status`).
         """
         known = {row["arm"]: row for row in self.rows if row["block"] == number and row["cold"] == cold}
         if set(names) <= set(known):

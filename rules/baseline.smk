@@ -1,0 +1,65 @@
+"""The unmodified job: what it computes, how far that moves on its own, and how long it takes against itself.
+
+Inputs: spec, source, env. Outputs: baseline/checked/*/run.json, noise.json, timing/aa.json.
+"""
+
+
+def checked_baseline(wildcards):
+    """The baseline's checked runs."""
+    return [
+        f"{W}/baseline/checked/{run}/run.json".format(**wildcards)
+        for run in baseline_runs(wildcards.workload)
+    ]
+
+
+rule baseline_run:
+    """One checked run of the unmodified job, its weights nudged in the last place where the run's name says ulp."""
+    input:
+        spec=spec_part("job"),
+        source=W + "/source.json",
+        env=W + "/env.json",
+        code=code("baseline.baseline_run"),
+    output:
+        W + "/baseline/checked/{run}/run.json",
+    log:
+        LOGS + "/baseline_run-{run}.log",
+    threads: lambda wildcards: SPECS[wildcards.workload]["resources"]["cpus"]
+    resources:
+        gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
+    shell:
+        "python -m scripts.baseline.baseline_run --spec {input.spec} --source {input.source} --env {input.env}"
+        " -o {output} > {log} 2>&1"
+
+
+rule noise:
+    """How far recorded values move without any change, and whether they follow the seed."""
+    input:
+        spec=spec_part("job"),
+        runs=checked_baseline,
+        code=code("baseline.noise"),
+    output:
+        W + "/noise.json",
+    log:
+        LOGS + "/noise.log",
+    shell:
+        "python -m scripts.baseline.noise --spec {input.spec} {input.runs} -o {output} > {log} 2>&1"
+
+
+rule aa:
+    """The job against itself: the noise of its time. Takes the whole machine."""
+    input:
+        spec=spec_part("aa"),
+        source=W + "/source.json",
+        env=W + "/env.json",
+        code=code("baseline.aa"),
+    output:
+        document=W + "/timing/aa.json",
+        table=W + "/timing/aa.parquet",
+    log:
+        LOGS + "/aa.log",
+    threads: ALL_CORES
+    resources:
+        gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
+    shell:
+        "python -m scripts.baseline.aa --spec {input.spec} --source {input.source} --env {input.env}"
+        " -o {output.document} > {log} 2>&1"
