@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,36 +49,54 @@ def ranked(task: Task, transcript: list[dict[str, Any]]) -> list[Pair]:
     """Applicable pairs, best first; the same edits under two findings count once, for the finding that is worth more.
 
     A finding's ceiling is shared by its fixes, so the k-th applicable fix of one finding counts for ceiling / k: the first
-    fixes of the smaller findings come before the third fix of the largest.
+    fixes of the smaller findings come before the third fix of the largest. Within a finding a fix that changes the lines that
+    the finding points at comes before one that changes others.
     """
     pairs: list[Pair] = []
     answers: dict[tuple[str, str], Any] = {}
     for finding in task.findings:
-        place = 0
+        applicable = []
         for name in _names(finding):
             fix = playbook.fixes()[name]
             anchors = json.dumps([anchor.get("path") for anchor in finding.get("anchors") or []])
             if (name, anchors) not in answers:
                 answers[name, anchors] = _attempt(task, fix, finding)
             edits = answers[name, anchors]
-            entry = {"event": "fix", "finding": finding["id"], "fix": name}
             if isinstance(edits, str):
-                transcript.append({**entry, "refused": edits})
+                transcript.append({"event": "fix", "finding": finding["id"], "fix": name, "refused": edits})
                 continue
-            place += 1
+            applicable.append((_distance(task, finding, edits), name, fix, edits))
+        applicable.sort(key=lambda entry: entry[0])
+        for place, (distance, name, fix, edits) in enumerate(applicable, start=1):
             worth = ((finding.get("ceiling") or {}).get("fraction") or 0.0) / place
-            transcript.append({**entry, "applies": sorted(edits), "worth": worth})
+            entry = {"event": "fix", "finding": finding["id"], "fix": name, "applies": sorted(edits)}
+            transcript.append({**entry, "distance": distance, "worth": worth})
             pairs.append(Pair(finding, name, fix, edits, worth))
     pairs.sort(key=lambda pair: -pair.worth)
     return list(_once(pairs))
 
 
+def _distance(task: Task, finding: dict[str, Any], edits: dict[str, str]) -> int:
+    """0 where an edit is within 20 lines of an anchor, 1 where it is in an anchored file, 2 elsewhere."""
+    best = 2
+    for anchor in finding.get("anchors") or []:
+        text = edits.get(anchor.get("path") or "")
+        if text is None:
+            continue
+        best = min(best, 1)
+        old = (task.tree / anchor["path"]).read_text(encoding="utf-8").splitlines()
+        line = (anchor.get("line") or 0) - 1
+        for kind, first, last, _, _ in difflib.SequenceMatcher(None, old, text.splitlines(), autojunk=False).get_opcodes():
+            if kind != "equal" and first - 20 <= line <= last + 20:
+                return 0
+    return best
+
+
 def _names(finding: dict[str, Any]) -> list[str]:
-    """Fixes of a finding: first those that the finding names, then others that answer its id, the most specific first."""
+    """Fixes that answer a finding's id, those that are made for it first; then others that the finding names."""
     known = playbook.fixes()
-    named = [name for name in finding.get("fixes") or [] if name in known]
-    others = sorted(playbook.fixes_for(finding["id"]), key=lambda name: (known[name].FINDINGS.index(finding["id"]), name))
-    return list(dict.fromkeys([*named, *others]))
+    own = sorted(playbook.fixes_for(finding["id"]), key=lambda name: (known[name].FINDINGS.index(finding["id"]), name))
+    return list(dict.fromkeys([*own, *(name for name in finding.get("fixes") or [] if name in known)]))
 
 
 def _attempt(task: Task, fix: ModuleType, finding: dict[str, Any]) -> dict[str, str] | str:

@@ -33,7 +33,7 @@ from scripts.propose.codemod import (
     writes,
 )
 
-FINDINGS = ["work_in_step", "tiny_kernels", "launch_bound"]
+FINDINGS = ["tiny_kernels", "launch_bound", "work_in_step"]
 TITLE = "Build masks and tables once"
 HYPOTHESIS = "The forward pass of every layer builds the same constant tensor again from its sizes."
 RISK = "Up to 32 constants stay in memory, one for each combination of sizes, device and dtype."
