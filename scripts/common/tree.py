@@ -28,7 +28,8 @@ def manifest(tree: str | Path) -> dict[str, dict[str, str]]:
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         for name in sorted([*names, *links]):
             path = Path(folder) / name
-            if name.endswith((".pyc", ".pyo")):
+            # A submodule's `.git` is a file.
+            if name in SKIPPED or name.endswith((".pyc", ".pyo")):
                 continue
             if path.is_symlink():
                 entry = {"sha256": sha256_bytes(os.readlink(path).encode()), "mode": "120000"}

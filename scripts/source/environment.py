@@ -110,8 +110,10 @@ def _sees_system_packages() -> bool:
 
 
 def _call(command: list[str], what: str) -> None:
-    # The caller's settings of package index and proxies are needed here, and only here.
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    # The caller's settings of package index and proxies are needed here, and only here; with PYTHONPATH pip would take
+    # packages for installed that the job will not see.
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     if done.returncode:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
         line = next((text for text in reversed(done.stderr.strip().splitlines()) if "error" in text.lower()), "see the log")
@@ -119,7 +121,7 @@ def _call(command: list[str], what: str) -> None:
 
 
 def _packages(python: Path) -> tuple[str, list[str]]:
-    done = subprocess.run([str(python), "-c", LIST], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(python), "-I", "-c", LIST], capture_output=True, text=True, check=False)
     if done.returncode:
         raise InputError(f"environment: {python} does not start: {done.stderr.strip().splitlines()[-1:]}")
     version, lock = json.loads(done.stdout)

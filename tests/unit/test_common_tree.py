@@ -46,6 +46,12 @@ def test_a_stored_tree_is_read_only_and_verified(project):
         tree.stored(identity)
 
 
+def test_a_submodules_git_file_is_no_part_of_a_tree(project):
+    # gsplat's wheel holds one; it was hashed but not copied, so that the stored tree looked changed.
+    (project / "pkg" / ".git").write_text("gitdir: ../.git/modules/pkg")
+    assert tree.stored(tree.store(project)).is_dir()
+
+
 def test_a_diff_applied_gives_the_other_tree(project, tmp_path):
     after = tree.copy(project, tmp_path / "after")
     (after / "pkg" / "a.py").write_text("x = 1\ny = 3\n")
