@@ -45,7 +45,7 @@ def device(torch: Any) -> Dict[str, Any]:
     found["cuda"] = _try(lambda: torch.version.cuda)
     if _try(torch.cuda.is_initialized):
         found["cudnn"] = _try(torch.backends.cudnn.version)
-        found["driver"] = _try(torch._C._cuda_getDriverVersion)
+        found["driver"] = _try(lambda: torch._C._cuda_getDriverVersion())
         found["gpus"] = _try(lambda: [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]) or []
     return found
 
