@@ -1,7 +1,9 @@
 """One parsed trace as numpy columns: GPU events, host events nested by thread, steps, and who launched what.
 
-Every view starts here. Columns are loaded and derived on first use, so that a view of GPU events alone never reads host events.
-Cost: the host side sorts and sweeps all host events once (about 0.5 microseconds an event); the GPU side is linear in its rows.
+Every view starts here. Columns are loaded and derived on first use, so that a view of GPU events alone never reads host
+events.
+Cost: the host side sorts and sweeps all host events once (about 0.5 microseconds an event); the GPU side is linear in
+its rows.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class Gpu:
 
 @dataclass
 class Host:
-    """Host events of all threads, sorted by (thread, start, longest first), and what encloses each one (indices, -1 none)."""
+    """Host events of all threads, sorted by (thread, start, longest first), and what encloses each one (indices, -1
+    none).
+    """
 
     thread: Ints
     kind: Ints
@@ -96,7 +100,7 @@ class Host:
 
     @cached_property
     def _segments(self) -> tuple[Ints, Ints, Ints]:
-        return nesting.segments(self.thread, self.start, self.end, self.parent)
+        return nesting.segments(self.thread, self.start, self.end)
 
     @cached_property
     def segment_bounds(self) -> dict[int, tuple[int, int]]:
@@ -145,12 +149,16 @@ class Host:
     @cached_property
     def frame(self) -> Ints:
         """Innermost python frame."""
-        return nesting.inherit((self.kind == PYTHON) & self._flags([f is not None and not f.builtin for f in self.frames]), self.parent)
+        return nesting.inherit(
+            (self.kind == PYTHON) & self._flags([f is not None and not f.builtin for f in self.frames]), self.parent
+        )
 
     @cached_property
     def own(self) -> Ints:
         """Innermost python frame of the job's own source."""
-        return nesting.inherit((self.kind == PYTHON) & self._flags([f is not None and f.own for f in self.frames]), self.parent)
+        return nesting.inherit(
+            (self.kind == PYTHON) & self._flags([f is not None and f.own for f in self.frames]), self.parent
+        )
 
     @cached_property
     def module(self) -> Ints:
@@ -196,7 +204,10 @@ class Steps:
 
 
 class Capture:
-    """A parsed trace, all ranks. `read(class, columns)` gives the table of an event class; `devices` is `deviceProperties`."""
+    """A parsed trace, all ranks.
+
+    `read(class, columns)` gives the table of an event class; `devices` is `deviceProperties`.
+    """
 
     def __init__(self, read: Read, devices: list[dict[str, Any]] | None = None) -> None:
         self._read = read
@@ -225,7 +236,20 @@ class Capture:
     def gpu(self) -> Gpu:
         """Kernels, copies and fills. Annotations and synchronisation records on GPU tracks are not activity."""
         table = self.table(
-            "gpu", ["rank", "ts_ns", "dur_ns", "name", "cat", "device", "stream", "correlation", "external_id", "bytes", "collective"]
+            "gpu",
+            [
+                "rank",
+                "ts_ns",
+                "dur_ns",
+                "name",
+                "cat",
+                "device",
+                "stream",
+                "correlation",
+                "external_id",
+                "bytes",
+                "collective",
+            ],
         )
         category, cats = codes(table, "cat")
         kinds = np.array([COPIES.get(cat.lower(), KERNEL) for cat in cats], np.int8)[category]
@@ -235,9 +259,11 @@ class Capture:
         talks = np.array([any(word in n.lower() for word in COMMUNICATION) for n in names] or [False])
         communication = (talks[name] | ~absent(table, "collective"))[kept] & (kinds[kept] == KERNEL)
         return Gpu(
-            rank=integers_of(table, "rank")[kept], start=start, end=start + np.maximum(integers_of(table, "dur_ns")[kept], 0),
+            rank=integers_of(table, "rank")[kept], start=start, end=start + np.maximum(integers_of(table,
+                                                            "dur_ns")[kept], 0),
             kind=kinds[kept], name=name[kept], names=names, communication=communication, row=kept,
-            **{key: integers_of(table, key)[kept] for key in ("device", "stream", "correlation", "external_id", "bytes")},
+            **{key: integers_of(table, key)[kept] for key in ("device", "stream", "correlation", "external_id",
+                                                            "bytes")},
         )  # fmt: skip
 
     @cached_property
@@ -248,7 +274,9 @@ class Capture:
     @cached_property
     def op_columns(self) -> pa.Table:
         """External id, sequence and input arguments of the operators, by row."""
-        return self.table("cpu_op", ["external_id", "sequence", "forward_thread", "input_dims", "input_types", "concrete_inputs"])
+        return self.table(
+            "cpu_op", ["external_id", "sequence", "forward_thread", "input_dims", "input_types", "concrete_inputs"]
+        )
 
     @cached_property
     def sequence(self) -> Ints:
@@ -263,7 +291,8 @@ class Capture:
     def forward(self) -> Ints:
         """For each host event inside the autograd engine the forward operator that made its node, -1 unknown.
 
-        The node takes the sequence number that was current, so its maker is the last operator outside the engine that started with it.
+        The node takes the sequence number that was current, so its maker is the last operator outside the engine that
+        started with it.
         """
         host, sequence = self.host, self.sequence
         found = np.full(len(host), -1, np.int32)
@@ -324,12 +353,20 @@ class Capture:
         correlation = integers_of(self.table("runtime", ["correlation"]), "correlation")[rows >= 0]
         weak = ~host.flag(lambda n: any(w in n.lower() for w in ("launch", "memcpy", "memset", "mtia")))[calls]
         return _join(
-            host.rank[calls], np.where(correlation > 0, correlation, -1), calls, gpu.rank, gpu.correlation, prefer=~weak
+            host.rank[calls],
+            np.where(correlation > 0, correlation, -1),
+            calls,
+            wanted_rank=gpu.rank,
+            wanted=gpu.correlation,
+            prefer=~weak,
         )
 
     @cached_property
     def context(self) -> Ints:
-        """For each GPU event the host event to read operator, frame and phase from: its launch, else the operator of its external id."""
+        """For each GPU event the host event to read operator, frame and phase from.
+
+        Its launch, else the operator of its external id.
+        """
         gpu, host = self.gpu, self.host
         launch = self.launch
         orphan = (launch < 0) | (host.op[np.maximum(launch, 0)] < 0) if len(host) else launch < 0
@@ -338,7 +375,8 @@ class Capture:
         rows = host.first_row.get(OP, np.empty(0, np.int64))
         ops = rows[rows >= 0]
         external = integers_of(self.op_columns, "external_id")[rows >= 0]
-        by_id = _join(host.rank[ops], np.where(external > 0, external, -1), ops, gpu.rank, gpu.external_id, prefer=None)
+        known = np.where(external > 0, external, -1)
+        by_id = _join(host.rank[ops], known, ops, wanted_rank=gpu.rank, wanted=gpu.external_id, prefer=None)
         return np.where(orphan & (by_id >= 0), by_id, launch).astype(np.int32)
 
     @cached_property
@@ -392,8 +430,6 @@ class Capture:
 
 
 def _host(capture: Capture) -> Host:
-    import pyarrow as pa
-
     columns = ["rank", "ts_ns", "dur_ns", "name", "cat", "pid", "tid"]
     parts: list[dict[str, Ints]] = []
     names: dict[str, int] = {}
@@ -413,7 +449,9 @@ def _host(capture: Capture) -> Host:
         key = (rank * len(pids) + pid) * len(tids) + tid
         distinct, inverse = np.unique(key[kept], return_inverse=True)
         ids = [
-            threads.setdefault((int(k // (len(pids) * len(tids))), pids[k // len(tids) % len(pids)], tids[k % len(tids)]), len(threads))
+            threads.setdefault(
+                (int(k // (len(pids) * len(tids))), pids[k // len(tids) % len(pids)], tids[k % len(tids)]), len(threads)
+            )
             for k in distinct.tolist()
         ]
         start = integers_of(table, "ts_ns")[kept]
@@ -421,15 +459,19 @@ def _host(capture: Capture) -> Host:
         if kind == ANNOTATION:
             end = np.minimum(end, np.maximum(_recorded_until(table)[rank[kept]], start)) if len(kept) else end
         parts.append({
-            "thread": np.array(ids or [0], np.int32)[inverse], "kind": np.full(len(kept), kind, np.int8), "start": start, "end": end, "name": clean[local[kept]], "row": kept,
+            "thread": np.array(ids or [0], np.int32)[inverse], "kind": np.full(len(kept), kind, np.int8),
+            "start": start, "end": end, "name": clean[local[kept]], "row": kept,
         })  # fmt: skip
-    merged = {
+    merged: dict[str, Ints] = {
         key: np.concatenate([part[key] for part in parts]) if parts else np.empty(0, dtype)
-        for key, dtype in (("thread", np.int32), ("kind", np.int8), ("start", np.int64), ("end", np.int64), ("name", np.int32),
+        for key, dtype in (("thread", np.int32), ("kind", np.int8), ("start", np.int64), ("end", np.int64), ("name",
+                                                            np.int32),
                            ("row", np.int64))
     }  # fmt: skip
     order = np.lexsort((merged["kind"], -merged["end"], merged["start"], merged["thread"]))
-    is_mark = np.array([bool(STEP_MARKS.match(name)) for name in names] or [False])[merged["name"]] & (merged["kind"] != PYTHON)
+    is_mark = np.array([bool(STEP_MARKS.match(name)) for name in names] or [False])[merged["name"]] & (
+        merged["kind"] != PYTHON
+    )
     marks = np.flatnonzero(is_mark)
     marks = marks[np.argsort(merged["start"][marks], kind="stable")]
     marked = {key: merged[key][marks] for key in ("thread", "name", "start", "end")}
@@ -443,8 +485,10 @@ def _host(capture: Capture) -> Host:
         first_row[kind] = place
     words = list(names)
     return Host(
-        **merged, names=words, parent=nesting.parents(merged["thread"], merged["start"], merged["end"]), threads=list(threads),
-        main=_main_threads(merged, marked, list(threads)), frames=[parse_frame(word) for word in words], first_row=first_row,
+        **merged, names=words, parent=nesting.parents(merged["thread"], merged["start"], merged["end"]),
+        threads=list(threads),
+        main=_main_threads(merged, marked, list(threads)), frames=[parse_frame(word) for word in words],
+        first_row=first_row,
         marks=marked,
     )  # fmt: skip
 
@@ -454,7 +498,13 @@ def _kept(table: pa.Table, kind: int) -> Ints:
     wanted = ~absent(table, "dur_ns")
     category, cats = codes(table, "cat")
     if kind in (ANNOTATION, CALL):
-        wanted &= np.array([not c.lower().startswith("gpu_") and c.lower() not in ("overhead", "trace", "cuda_sync", "cuda_event") for c in cats] or [True])[category]
+        wanted &= np.array(
+            [
+                not c.lower().startswith("gpu_") and c.lower() not in ("overhead", "trace", "cuda_sync", "cuda_event")
+                for c in cats
+            ]
+            or [True]
+        )[category]
     return np.flatnonzero(wanted)
 
 
@@ -464,18 +514,28 @@ def _recorded_until(table: pa.Table) -> Ints:
     until = np.full(int(rank.max(initial=0)) + 1, np.iinfo(np.int64).max)
     category, cats = codes(table, "cat")
     name, names = codes(table, "name")
-    spans = np.array([c.lower() == "trace" for c in cats])[category] & np.array([n.startswith("PyTorch Profiler") for n in names])[name]
+    spans = (
+        np.array([c.lower() == "trace" for c in cats])[category]
+        & np.array([n.startswith("PyTorch Profiler") for n in names])[name]
+    )
     for row in np.flatnonzero(spans & ~absent(table, "dur_ns")).tolist():
         until[rank[row]] = integers_of(table, "ts_ns")[row] + integers_of(table, "dur_ns")[row]
     return until
 
 
-def _main_threads(merged: dict[str, Ints], marks: dict[str, Ints], threads: list[tuple[int, str, str]]) -> dict[int, int]:
-    """The main thread of each rank: the one with the step marks, else with the most time in annotations, frames and operators."""
+def _main_threads(
+    merged: dict[str, Ints], marks: dict[str, Ints], threads: list[tuple[int, str, str]]
+) -> dict[int, int]:
+    """The main thread of each rank.
+
+    The one with the step marks, else with the most time in annotations, frames and operators.
+    """
     length = (merged["end"] - merged["start"]).astype(np.float64)
     # A worker thread may sleep in one frame for the whole capture: operators and annotations outweigh bare frames.
     weight = np.choose(merged["kind"], [1e3, 1e-3, 1.0, 1e-2]) * length
-    total = np.bincount(merged["thread"], weight, len(threads)) + 1e18 * np.bincount(marks["thread"], minlength=len(threads))
+    total = np.bincount(merged["thread"], weight, len(threads)) + 1e18 * np.bincount(
+        marks["thread"], minlength=len(threads)
+    )
     best: dict[int, int] = {}
     for thread, (rank, _, _) in enumerate(threads):
         if rank not in best or total[thread] > total[best[rank]]:
@@ -483,8 +543,11 @@ def _main_threads(merged: dict[str, Ints], marks: dict[str, Ints], threads: list
     return best
 
 
-def _join(rank: Ints, key: Ints, index: Ints, wanted_rank: Ints, wanted: Ints, prefer: Ints | None) -> Ints:
-    """For each (rank, key) wanted, the `index` of a row with that pair, a preferred one if any; -1 without. Keys below 0 match nothing."""
+def _join(rank: Ints, key: Ints, index: Ints, *, wanted_rank: Ints, wanted: Ints, prefer: Ints | None) -> Ints:
+    """For each (rank, key) wanted, the `index` of a row with that pair, a preferred one if any; -1 without.
+
+    Keys below 0 match nothing.
+    """
     found = np.full(len(wanted), -1, np.int32)
     usable = np.flatnonzero((key >= 0) & (index >= 0))
     if len(usable) == 0 or len(wanted) == 0:

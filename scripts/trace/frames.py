@@ -11,24 +11,35 @@ NO_PHASE, DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(6)
 PHASES = ("", "data", "forward", "backward", "optimizer", "other")
 
 # torch.profiler's own mark, parity's, and marks of the common trainers; the number follows the sign.
-STEP_MARKS = re.compile(r"(?:ProfilerStep|parity[.:/]?step|wholejob[.:/]?step|(?:train(?:ing)?[_ .]?)?step)\s*[#:= _]\s*(\d+)$", re.IGNORECASE)
+STEP_MARKS = re.compile(
+    r"(?:ProfilerStep|parity[.:/]?step|wholejob[.:/]?step|(?:train(?:ing)?[_ .]?)?step)\s*[#:= _]\s*(\d+)$",
+    re.IGNORECASE,
+)
 
 _FRAME = re.compile(r"(.*)\((\d+)\): (.*)", re.DOTALL)
 _SITE = re.compile(r".*(?:site|dist)-packages/")
 _PREFIX = re.compile(r".*/lib/python3[^/]*/")
 # The profiler cuts every sys.path entry from a file name, so that a library's frames begin with its package.
 LIBRARIES = {
-    "torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "PIL", "cv2", "transformers", "accelerate", "datasets",
-    "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "triton", "tqdm", "einops", "tokenizers", "safetensors", "timm", "sklearn",
-    "matplotlib", "huggingface_hub", "fsspec", "sympy", "networkx", "parity", "flash_attn", "apex", "deepspeed", "xformers",
-    "bitsandbytes", "peft", "wandb", "tensorboard", "tensorboardX", "pyarrow", "polars", "psutil", "requests", "urllib3", "yaml",
-    "typing_extensions", "six", "decorator", "_distutils_hack", "setuptools", "IPython", "ipykernel", "jupyter_client", "tornado", "zmq",
+    "torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "PIL", "cv2", "transformers", "accelerate",
+    "datasets",
+    "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "triton", "tqdm", "einops", "tokenizers",
+    "safetensors", "timm", "sklearn",
+    "matplotlib", "huggingface_hub", "fsspec", "sympy", "networkx", "parity", "flash_attn", "apex", "deepspeed",
+    "xformers",
+    "bitsandbytes", "peft", "wandb", "tensorboard", "tensorboardX", "pyarrow", "polars", "psutil", "requests",
+    "urllib3", "yaml",
+    "typing_extensions", "six", "decorator", "_distutils_hack", "setuptools", "IPython", "ipykernel", "jupyter_client",
+    "tornado", "zmq",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A python frame: file, line of its `def` (the current line where it was running when the profiler began), function."""
+    """A python frame.
+
+    File, line of its `def` (the current line where it was running when the profiler began), function.
+    """
 
     path: str
     line: int | None
@@ -78,7 +89,9 @@ def is_engine(name: str) -> bool:
 def phase_of_annotation(name: str) -> int:
     """Phase that an annotation opens, NO_PHASE for none."""
     low = name.lower()
-    if low.startswith("enumerate(dataloader)") or re.search(r"\b(data(_?load\w*)?|load_batch|fetch|next_batch|get_batch)\b|dataloader|train_dataloader_next", low):
+    if low.startswith("enumerate(dataloader)") or re.search(
+        r"\b(data(_?load\w*)?|load_batch|fetch|next_batch|get_batch)\b|dataloader|train_dataloader_next", low
+    ):
         return DATA
     if low.startswith("optimizer.") or re.search(r"\boptim(izer)?(_?step)?\b", low):
         return OPTIMIZER

@@ -1,6 +1,7 @@
 """Idle intervals of the device, cut by what the host did: the table that the views of lost time aggregate.
 
-A gap lies between two stretches of GPU work within the rank's window. The kernel after it was launched at some time: until then the
+A gap lies between two stretches of GPU work within the rank's window. The kernel after it was launched at some time:
+until then the
 device was starved by the host, afterwards it waited on its own (queue, other streams).
 """
 
@@ -22,14 +23,18 @@ Ints = NDArray[Any]
 
 KINDS = ("launch_bound", "host_busy", "synchronisation", "data", "device", "unknown", "python")
 LAUNCH_BOUND, HOST_BUSY, SYNCHRONISATION, IN_LOADER, ON_DEVICE, UNKNOWN, PYTHON_TIME = range(7)
-# Launching takes 3-10 us, dispatch of an operator from Python 10-50 us, twice that under a profiler with stacks: a shorter wait is
+# Launching takes 3-10 us, dispatch of an operator from Python 10-50 us, twice that under a profiler with stacks: a
+# shorter wait is
 # the pace of one launch after another, a longer one is work of its own.
 LAUNCH_PACE_NS = 100_000
 
 
 @dataclass
 class Pieces:
-    """Rows are pieces of gaps. `event` is the host's innermost event then (-1 none), `step` the step's index, `number` its number."""
+    """Rows are pieces of gaps.
+
+    `event` is the host's innermost event then (-1 none), `step` the step's index, `number` its number.
+    """
 
     rank: Ints
     gap: Ints
@@ -59,7 +64,12 @@ def pieces(capture: Capture) -> Pieces:
             count = int(part.gap.max(initial=count - 1)) + 1
             parts.append(part)
         empty = np.empty(0, np.int64)
-        cached = Pieces(**{field.name: np.concatenate([getattr(part, field.name) for part in parts] or [empty]) for field in fields(Pieces)})
+        cached = Pieces(
+            **{
+                field.name: np.concatenate([getattr(part, field.name) for part in parts] or [empty])
+                for field in fields(Pieces)
+            }
+        )
         capture.__dict__["_pieces"] = cached
     return cached
 
@@ -80,11 +90,11 @@ def _of_device(capture: Capture, rank: int) -> Pieces:
     thread = at(host.thread, launch)
     if rank in host.main:
         # After the last kernel nothing is launched any more: what the main thread did explains the end of the window.
-        last = after < 0
-        launched, thread = np.where(last, gap_end, launched), np.where(last, host.main[rank], thread)
+        at_end = after < 0
+        launched, thread = np.where(at_end, gap_end, launched), np.where(at_end, host.main[rank], thread)
     starved = _starved(capture, rank, gap_start, launched, thread)
     gap, event, length = starved
-    kind = _kinds(capture, event, length, (launched - gap_start)[gap])
+    kind = _kinds(capture, event, (launched - gap_start)[gap])
     unknown = (launch < 0) & (thread < 0)
     rest = np.where(unknown, gap_end - gap_start, gap_end - launched)
     waits = np.flatnonzero(rest > 0)
@@ -95,14 +105,18 @@ def _of_device(capture: Capture, rank: int) -> Pieces:
     step = steps.of(gap_start, cpu=steps.window == "cpu")
     return Pieces(
         rank=np.full(len(gap), rank), gap=gap, gap_start=gap_start[gap], length=np.concatenate([length, rest[waits]]),
-        kind=np.concatenate([kind, np.where(unknown[waits], UNKNOWN, ON_DEVICE)]), event=np.concatenate([event, np.full(count, -1)]),
+        kind=np.concatenate([kind, np.where(unknown[waits], UNKNOWN, ON_DEVICE)]), event=np.concatenate([event,
+                                                            np.full(count, -1)]),
         step=step[gap], number=at(steps.number, step[gap]), before=np.where(before >= 0, before + offset, -1)[gap],
         after=np.where(after >= 0, after + offset, -1)[gap],
     )  # fmt: skip
 
 
 def _starved(capture: Capture, rank: int, start: Ints, end: Ints, thread: Ints) -> tuple[Ints, Ints, Ints]:
-    """(gap, host event, ns): [start, end) of each gap cut by the segments of its thread, what is left by the main thread's."""
+    """(gap, host event, ns).
+
+    [start, end) of each gap cut by the segments of its thread, what is left by the main thread's.
+    """
     host = capture.host
     found: list[tuple[Ints, Ints, Ints]] = []
     left_gap, left_start, left_end = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -137,7 +151,7 @@ def _holes(bounds: intervals.Merged, start: Ints, end: Ints) -> intervals.Merged
     return intervals.complement(bounds, low, high)
 
 
-def _kinds(capture: Capture, event: Ints, length: Ints, starved: Ints) -> Ints:
+def _kinds(capture: Capture, event: Ints, starved: Ints) -> Ints:
     kind = np.where(starved < LAUNCH_PACE_NS, LAUNCH_BOUND, np.where(event >= 0, HOST_BUSY, UNKNOWN))
     waits = at(blocking(capture), at(capture.host.call, event), 0).astype(bool)
     kind = np.where(waits, SYNCHRONISATION, kind)

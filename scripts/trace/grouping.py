@@ -1,4 +1,7 @@
-"""Group by several integer keys and sum exactly in int64, on numpy: what the views aggregate with. One sort a grouping."""
+"""Group by several integer keys and sum exactly in int64, on numpy: what the views aggregate with.
+
+One sort a grouping.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Interval arithmetic on int64 nanoseconds with numpy alone: unions, lengths, coverage.
 
-A set of intervals is a pair of equally long arrays (start, end), half open. "Merged" means sorted, disjoint and not empty.
+A set of intervals is a pair of equally long arrays (start, end), half open. "Merged" means sorted, disjoint and not
+empty.
 Each function costs one sort or less.
 """
 
@@ -16,7 +17,10 @@ EMPTY: Merged = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def merge(start: Ints, end: Ints) -> Merged:
-    """The union as disjoint sorted intervals; empty and negative ones are dropped, touching ones joined. O(n log n), O(n) if sorted."""
+    """The union as disjoint sorted intervals; empty and negative ones are dropped, touching ones joined.
+
+    O(n log n), O(n) if sorted.
+    """
     kept = end > start
     if not kept.all():
         start, end = start[kept], end[kept]
@@ -71,7 +75,9 @@ def subtract(one: Merged, other: Merged) -> Merged:
     if len(one[0]) == 0 or len(other[0]) == 0:
         return one
     edges = np.concatenate([one[0], one[1], other[0], other[1]])
-    step = np.concatenate([np.ones(len(one[0])), -np.ones(len(one[0])), -2 * np.ones(len(other[0])), 2 * np.ones(len(other[0]))])
+    step = np.concatenate(
+        [np.ones(len(one[0])), -np.ones(len(one[0])), -2 * np.ones(len(other[0])), 2 * np.ones(len(other[0]))]
+    )
     order = np.argsort(edges, kind="stable")
     edges, depth = edges[order], np.cumsum(step[order])
     inside = np.flatnonzero((depth[:-1] == 1) & (edges[1:] > edges[:-1]))

@@ -1,23 +1,31 @@
 """Which host event lies in which: one stack sweep over the events of all threads, compiled where numba is there.
 
-The input is sorted by (thread, start, longest first). Where events overlap without nesting, the later one is the innermost. O(n); about 20 million events a second compiled, some 100 times slower without numba.
+The input is sorted by (thread, start, longest first). Where events overlap without nesting, the later one is the
+innermost. O(n); about 20 million events a second compiled, some 100 times slower without numba.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 
-try:
-    from numba import njit
-except ImportError:  # slower, same results
+from scripts.trace import compiled
 
-    def njit(*_: Any, **__: Any) -> Any:
+if compiled.available():
+    _cache = compiled._cache_folder()
+    if not any(_cache.rglob("nesting.*.nbi")):
+        print(f"compiling the trace views (once, about 5 s; cached in {_cache})", file=sys.stderr, flush=True)
+    from numba import njit
+else:  # slower, same results
+
+    def njit(*_: Any, **__: Any) -> Any:  # type: ignore[no-redef]
         return lambda function: function
 
 
-# Clocks of the sources of one thread's events differ by rounding, up to a microsecond: so much may a child outlive its parent.
+# Clocks of the sources of one thread's events differ by rounding, up to a microsecond: so much may a child outlive its
+# parent.
 SLACK = 1000
 
 
@@ -47,8 +55,9 @@ def parents(thread: Any, start: Any, end: Any) -> Any:
 
 
 @njit(cache=True)
-def segments(thread: Any, start: Any, end: Any, parent: Any) -> Any:
-    """Cut each thread's time where the innermost event changes: (start, end, event), disjoint and sorted by (thread, start).
+def segments(thread: Any, start: Any, end: Any) -> Any:
+    """Cut each thread's time where the innermost event changes: (start, end, event), disjoint and sorted by (thread,
+    start).
 
     The lengths of an event's segments are its self time. int64[m], int64[m], int32[m] with m < 2 n.
     """
@@ -107,7 +116,9 @@ def outermost(marked: Any, parent: Any) -> Any:
 
 @njit(cache=True)
 def inherit_value(value: Any, parent: Any, sticky: Any) -> Any:
-    """Each event's own non-zero value, else its parent's; values in the bit set `sticky` are not replaced further in. int8[n]."""
+    """Each event's own non-zero value, else its parent's; values in the bit set `sticky` are not replaced further in.
+    int8[n].
+    """
     found = np.zeros(len(parent), np.int8)
     for i in range(len(parent)):
         above = found[parent[i]] if parent[i] >= 0 else 0

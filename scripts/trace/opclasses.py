@@ -1,9 +1,12 @@
 """The class of a GPU event: from the operator that launched it, then from the autograd node, last from its own name.
 
-A kernel's name says little: a transposing kernel inside a convolution is convolution time, a `vectorized_elementwise_kernel` that
+A kernel's name says little: a transposing kernel inside a convolution is convolution time, a
+`vectorized_elementwise_kernel` that
 `aten::fill_` launched is a fill. So the innermost operator decides, then the autograd node, and the name
 only where no operator is known (graphs, kernels without a launch record).
 """
+
+# ruff: noqa: E501 - a pattern reads better whole
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ _OPS = tuple(
 )  # fmt: skip
 # Names that Inductor gives to its Triton kernels: pointwise, reduction, persistent reduction, template, for-each.
 _TRITON = re.compile(r"^triton_(poi|red|per|tem|for|mm|bmm|flex)_?")
-_TRITON_CLASS = {"poi": "elementwise", "for": "elementwise", "red": "reduction", "per": "reduction", "tem": "gemm", "mm": "gemm",
+_TRITON_CLASS = {"poi": "elementwise", "for": "elementwise", "red": "reduction", "per": "reduction", "tem": "gemm",
+                 "mm": "gemm",
                  "bmm": "gemm", "flex": "attention"}  # fmt: skip
 _KERNELS = tuple(
     (name, re.compile(pattern, re.IGNORECASE))
@@ -55,7 +59,10 @@ _KERNELS = tuple(
 
 @cache
 def classify(op: str | None, node: str | None, kernel: str, copy: bool, communication: bool) -> str:
-    """Class of a GPU event. `op`: innermost operator; `node`: the autograd node around it; `copy`: a memcpy or memset."""
+    """Class of a GPU event.
+
+    `op`: innermost operator; `node`: the autograd node around it; `copy`: a memcpy or memset.
+    """
     if copy:
         return "copy"
     if communication:

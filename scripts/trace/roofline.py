@@ -1,6 +1,7 @@
 """Work of an operator call from its input shapes, and what the device could do at best.
 
-FLOPs count a multiply-add as two. Bytes are the least traffic: every input read once, every output written once. Operators
+FLOPs count a multiply-add as two. Bytes are the least traffic: every input read once, every output written once.
+Operators
 whose arguments do not tell (lists of tensors, custom kernels) are unknown, not zero.
 """
 
@@ -32,23 +33,36 @@ class Peaks:
 
 # Dense figures (no structured sparsity) of the SXM/OAM boards unless the name says otherwise.
 _DEVICES = (
-    (r"H200", Peaks("H200", 4.8e12, 989.4e12, 494.7e12, 66.9e12, 66.9e12, 1978.9e12, "NVIDIA H200 Tensor Core GPU data sheet (SXM)")),
-    (r"GH200", Peaks("GH200", 4.0e12, 989.4e12, 494.7e12, 66.9e12, 66.9e12, 1978.9e12, "NVIDIA GH200 data sheet (96 GB HBM3)")),
-    (r"H100.*PCIe", Peaks("H100 PCIe", 2.0e12, 756e12, 378e12, 51.2e12, 51.2e12, 1513e12, "NVIDIA H100 Tensor Core GPU data sheet (PCIe)")),
+    (r"H200", Peaks("H200", 4.8e12, 989.4e12, 494.7e12, 66.9e12, 66.9e12, 1978.9e12,
+                    "NVIDIA H200 Tensor Core GPU data sheet (SXM)")),
+    (r"GH200", Peaks("GH200", 4.0e12, 989.4e12, 494.7e12, 66.9e12, 66.9e12, 1978.9e12,
+                     "NVIDIA GH200 data sheet (96 GB HBM3)")),
+    (r"H100.*PCIe", Peaks("H100 PCIe", 2.0e12, 756e12, 378e12, 51.2e12, 51.2e12, 1513e12,
+                          "NVIDIA H100 Tensor Core GPU data sheet (PCIe)")),
     (r"H100.*NVL", Peaks("H100 NVL", 3.9e12, 835e12, 417.5e12, 60e12, 60e12, 1671e12, "NVIDIA H100 NVL data sheet")),
-    (r"H100", Peaks("H100 SXM", 3.35e12, 989.4e12, 494.7e12, 66.9e12, 66.9e12, 1978.9e12, "NVIDIA H100 Tensor Core GPU data sheet (SXM)")),
-    (r"A100.*40GB", Peaks("A100 40 GB", 1.555e12, 312e12, 156e12, 19.5e12, 19.5e12, None, "NVIDIA A100 Tensor Core GPU data sheet")),
-    (r"A100.*PCIe.*80GB", Peaks("A100 80 GB PCIe", 1.935e12, 312e12, 156e12, 19.5e12, 19.5e12, None, "NVIDIA A100 80GB data sheet")),
-    (r"A100.*80GB", Peaks("A100 80 GB SXM", 2.039e12, 312e12, 156e12, 19.5e12, 19.5e12, None, "NVIDIA A100 80GB data sheet")),
-    (r"A100", Peaks("A100", 1.555e12, 312e12, 156e12, 19.5e12, 19.5e12, None, "NVIDIA A100 Tensor Core GPU data sheet")),
-    (r"V100", Peaks("V100 SXM2", 0.9e12, 125e12, 15.7e12, 15.7e12, 7.8e12, None, "NVIDIA V100 Tensor Core GPU data sheet")),
-    (r"B200", Peaks("B200", 8.0e12, 2250e12, 1125e12, 75e12, 37e12, 4500e12, "NVIDIA Blackwell architecture brief (HGX B200)")),
-    (r"MI300X", Peaks("MI300X", 5.3e12, 1307.4e12, 653.7e12, 163.4e12, 163.4e12, 2614.9e12, "AMD Instinct MI300X data sheet")),
+    (r"H100", Peaks("H100 SXM", 3.35e12, 989.4e12, 494.7e12, 66.9e12, 66.9e12, 1978.9e12,
+                    "NVIDIA H100 Tensor Core GPU data sheet (SXM)")),
+    (r"A100.*40GB", Peaks("A100 40 GB", 1.555e12, 312e12, 156e12, 19.5e12, 19.5e12, None,
+                          "NVIDIA A100 Tensor Core GPU data sheet")),
+    (r"A100.*PCIe.*80GB", Peaks("A100 80 GB PCIe", 1.935e12, 312e12, 156e12, 19.5e12, 19.5e12, None,
+                                "NVIDIA A100 80GB data sheet")),
+    (r"A100.*80GB", Peaks("A100 80 GB SXM", 2.039e12, 312e12, 156e12, 19.5e12, 19.5e12, None,
+                          "NVIDIA A100 80GB data sheet")),
+    (r"A100", Peaks("A100", 1.555e12, 312e12, 156e12, 19.5e12, 19.5e12, None,
+                    "NVIDIA A100 Tensor Core GPU data sheet")),
+    (r"V100", Peaks("V100 SXM2", 0.9e12, 125e12, 15.7e12, 15.7e12, 7.8e12, None,
+                    "NVIDIA V100 Tensor Core GPU data sheet")),
+    (r"B200", Peaks("B200", 8.0e12, 2250e12, 1125e12, 75e12, 37e12, 4500e12,
+                    "NVIDIA Blackwell architecture brief (HGX B200)")),
+    (r"MI300X", Peaks("MI300X", 5.3e12, 1307.4e12, 653.7e12, 163.4e12, 163.4e12, 2614.9e12,
+                      "AMD Instinct MI300X data sheet")),
 )  # fmt: skip
 
 _SIZES = {
-    "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8, "int": 4, "short": 2, "short int": 2, "signed char": 1,
-    "unsigned char": 1, "bool": 1, "c10::complex<float>": 8, "c10::complex<double>": 16, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
+    "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8, "int": 4, "short": 2,
+    "short int": 2, "signed char": 1,
+    "unsigned char": 1, "bool": 1, "c10::complex<float>": 8, "c10::complex<double>": 16, "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e5m2": 1,
     "c10::Float8_e4m3fnuz": 1, "c10::Float8_e5m2fnuz": 1,
 }  # fmt: skip
 
@@ -73,7 +87,9 @@ def peaks(device: str | None) -> Peaks | None:
     return None
 
 
-def best_seconds(work_flops: float | None, work_bytes: float | None, dtype: str | None, kernel: str, device: Peaks) -> tuple[float, str] | None:
+def best_seconds(
+    work_flops: float | None, work_bytes: float | None, dtype: str | None, kernel: str, device: Peaks
+) -> tuple[float, str] | None:
     """The least time that the device needs for that work, and which limit sets it (`compute` or `memory`)."""
     by_memory = work_bytes / device.bytes_per_s if work_bytes else 0.0
     by_compute = work_flops / _rate(dtype, kernel, device) if work_flops else 0.0
@@ -119,8 +135,15 @@ def _work(name: str, op: str, dims: list[Any], types: list[Any], concrete: list[
     shapes = [shape for shape, _, _ in tensors]
     if name in ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm"):
         return _gemm(name, shapes, size, dtype, read)
-    if name in ("convolution", "cudnn_convolution", "_convolution", "miopen_convolution", "mkldnn_convolution", "convolution_backward"):
-        return _convolution(name, dims, concrete, size, dtype, read)
+    if name in (
+        "convolution",
+        "cudnn_convolution",
+        "_convolution",
+        "miopen_convolution",
+        "mkldnn_convolution",
+        "convolution_backward",
+    ):
+        return _convolution(name, dims, concrete, size=size, dtype=dtype, read=read)
     if "attention" in name and len(shapes) >= 3:
         return _attention(name, dims, types, size, dtype)
     kind = classify(op, None, "", copy=False, communication=False)
@@ -129,7 +152,19 @@ def _work(name: str, op: str, dims: list[Any], types: list[Any], concrete: list[
         return Work(None, float(prod(shapes[0]) * size), dtype)
     if name in ("copy", "_to_copy") and len(shapes) >= 2:
         return Work(None, float(read), dtype)
-    if name in ("index", "embedding", "gather", "index_select", "scatter", "index_put", "_index_put_impl", "cat", "arange", "random", "dropout"):
+    if name in (
+        "index",
+        "embedding",
+        "gather",
+        "index_select",
+        "scatter",
+        "index_put",
+        "_index_put_impl",
+        "cat",
+        "arange",
+        "random",
+        "dropout",
+    ):
         return UNKNOWN  # traffic depends on values or on arguments that are not recorded
     if kind == "elementwise":
         wrote = _broadcast(shapes) * size
@@ -156,7 +191,7 @@ def _gemm(name: str, shapes: list[list[int]], size: int, dtype: str, read: int) 
     return Work(2.0 * out * left[-1], float(read + out * size), dtype)
 
 
-def _convolution(name: str, dims: list[Any], concrete: list[Any], size: int, dtype: str, read: int) -> Work:
+def _convolution(name: str, dims: list[Any], concrete: list[Any], *, size: int, dtype: str, read: int) -> Work:
     if name == "convolution_backward":
         out, image, weight = dims[0], dims[1], dims[2]
         # One product for the gradient of the input, one for the weight; the output mask says which are wanted.
@@ -166,18 +201,28 @@ def _convolution(name: str, dims: list[Any], concrete: list[Any], size: int, dty
         return Work(flops, float(read + prod(image) * size + prod(weight) * size), dtype)
     image, weight = dims[0], dims[1]
     spatial = len(image) - 2
-    where = {"convolution": (3, 4, 5, 6), "_convolution": (3, 4, 5, 6), "cudnn_convolution": (3, 2, 4, None), "miopen_convolution": (4, 3, 5, None)}
+    where = {
+        "convolution": (3, 4, 5, 6),
+        "_convolution": (3, 4, 5, 6),
+        "cudnn_convolution": (3, 2, 4, None),
+        "miopen_convolution": (4, 3, 5, None),
+    }
     stride_at, pad_at, dilation_at, transposed_at = where.get(name, (3, 4, 5, None))
     if transposed_at is not None and str(concrete[transposed_at]) == "True":
         return UNKNOWN
     stride, pad, dilation = (_spread(_numbers(concrete[i]), spatial) for i in (stride_at, pad_at, dilation_at))
-    outer = [(image[2 + i] + 2 * pad[i] - dilation[i] * (weight[2 + i] - 1) - 1) // stride[i] + 1 for i in range(spatial)]
+    outer = [
+        (image[2 + i] + 2 * pad[i] - dilation[i] * (weight[2 + i] - 1) - 1) // stride[i] + 1 for i in range(spatial)
+    ]
     out = image[0] * weight[0] * prod(outer)
     return Work(2.0 * out * prod(weight[1:]), float(read + out * size), dtype)
 
 
 def _attention(name: str, dims: list[Any], types: list[Any], size: int, dtype: str) -> Work:
-    """Two products of the scores' size forward, five backward (one is the recomputation); the causal half is not deducted."""
+    """Two products of the scores' size forward, five backward (one is the recomputation).
+
+    The causal half is not deducted.
+    """
     tensors = [shape for shape, kind in zip(dims, types) if kind in _SIZES and len(shape) >= 3]
     backward = "backward" in name
     query, key = (tensors[1], tensors[2]) if backward else (tensors[0], tensors[1])
@@ -201,7 +246,10 @@ def _broadcast(shapes: list[list[int]]) -> int:
 
 
 def _numbers(text: Any) -> list[int]:
-    return [int(part == "True") if part in ("True", "False") else int(part) for part in re.findall(r"-?\d+|True|False", str(text))]
+    return [
+        int(part == "True") if part in ("True", "False") else int(part)
+        for part in re.findall(r"-?\d+|True|False", str(text))
+    ]
 
 
 def _spread(values: list[int], count: int) -> list[int]:

@@ -3,7 +3,8 @@
     python -m scripts.trace.show DIR [VIEW] [--rows N] [--where COLUMN=VALUE]
     python -m scripts.trace.show diff BEFORE AFTER [--rows N]
 
-DIR is a folder of views (scripts.trace.summarise) or a parsed trace (scripts.trace.parse), whose views are then computed. Without VIEW: the headline
+DIR is a folder of views (scripts.trace.summarise) or a parsed trace (scripts.trace.parse), whose views are then
+computed. Without VIEW: the headline
 numbers, the notes and the first rows of the views that matter most.
 """
 
@@ -21,28 +22,50 @@ from scripts.common.files import read_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FIRST = {"runtime": 12, "phases": 6, "lost_time": 8, "kernels": 10, "cpu": 10, "steps": 8, "overlap": 6, "copies": 6, "synchronisations": 6, "memory": 4}
+FIRST = {
+    "runtime": 12,
+    "phases": 6,
+    "lost_time": 8,
+    "kernels": 10,
+    "cpu": 10,
+    "steps": 8,
+    "overlap": 6,
+    "copies": 6,
+    "synchronisations": 6,
+    "memory": 4,
+}
 # What a terminal has room for; the Parquet files have every column.
 SHOWN = {
-    "runtime": ("rank", "step", "wall_ns", "busy_ns", "idle_ns", "communication_ns", "kernels", "op_ns", "python_ns", "data_ns", "blocked_ns", "slow", "straggler"),
+    "runtime": ("rank", "step", "wall_ns", "busy_ns", "idle_ns", "communication_ns", "kernels", "op_ns", "python_ns",
+                "data_ns", "blocked_ns", "slow", "straggler"),
     "lost_time": ("rank", "kind", "lost_ns", "share", "gaps", "annotation", "op", "call", "path", "line", "function"),
     "gaps": ("rank", "step", "kind", "dur_ns", "before", "after", "op", "path", "line"),
-    "kernels": ("rank", "class", "name", "op", "module", "shapes", "path", "line", "count", "total_ns", "share", "roofline", "bound"),
+    "kernels": ("rank", "class", "name", "op", "module", "shapes", "path", "line", "count", "total_ns", "share",
+                "roofline", "bound"),
     "cpu": ("rank", "role", "kind", "name", "count", "total_ns", "self_ns", "source_ns", "share"),
     "callers": ("rank", "op", "module", "phase", "path", "line", "function", "count", "total_ns"),
-    "copies": ("rank", "kind", "source", "destination", "bytes", "op", "path", "line", "count", "total_ns", "bytes_per_s", "exposed_ns", "repeated"),
-    "overlap": ("rank", "group", "collective", "count", "total_ns", "exposed_ns", "hidden_compute_ns", "wait_ns", "transfer_ns", "algorithm_bytes_per_s"),
-    "steps": ("rank", "step", "wall_ns", "excess_ns", "slow", "new_shapes", "new_kernels", "compile_ns", "cause_kind", "cause", "cause_ns", "path", "line"),
-    "diff": ("level", "name", "status", "before_count", "after_count", "before_wall_ns", "after_wall_ns", "wall_delta_ns"),
+    "copies": ("rank", "kind", "source", "destination", "bytes", "op", "path", "line", "count", "total_ns",
+               "bytes_per_s", "exposed_ns", "repeated"),
+    "overlap": ("rank", "group", "collective", "count", "total_ns", "exposed_ns", "hidden_compute_ns", "wait_ns",
+                "transfer_ns", "algorithm_bytes_per_s"),
+    "steps": ("rank", "step", "wall_ns", "excess_ns", "slow", "new_shapes", "new_kernels", "compile_ns", "cause_kind",
+              "cause", "cause_ns", "path", "line"),
+    "diff": ("level", "name", "status", "before_count", "after_count", "before_wall_ns", "after_wall_ns",
+             "wall_delta_ns"),
 }  # fmt: skip
 
 
 def load(folder: Path) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    """Views and `views.json` of a folder of views, or of a parsed trace (computed). Raises InputError for anything else."""
+    """Views and `views.json` of a folder of views, or of a parsed trace (computed).
+
+    Raises InputError for anything else.
+    """
     import pyarrow.parquet as pq
 
     if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; give one that scripts.trace.summarise or scripts.trace.parse wrote")
+        raise InputError(
+            f"{folder}: no such folder; give one that scripts.trace.summarise or scripts.trace.parse wrote"
+        )
     if (folder / "views.json").is_file():
         document = read_json(folder / "views.json", "views")
         return {path.stem: pq.read_table(path) for path in sorted(folder.glob("*.parquet"))}, document
@@ -53,7 +76,10 @@ def load(folder: Path) -> tuple[dict[str, pa.Table], dict[str, Any]]:
 
 
 def cell(name: str, value: Any) -> str:
-    """A value as text: times in the unit that fits, shares in percent, rates and sizes with a prefix; unknown is a dash."""
+    """A value as text: times in the unit that fits, shares in percent, rates and sizes with a prefix.
+
+    Unknown is a dash.
+    """
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -67,11 +93,20 @@ def cell(name: str, value: Any) -> str:
     if name.endswith("bytes"):
         return size(value)
     if isinstance(value, float):
-        return f"{value:.1%}" if name in ("share", "roofline") or (0 <= value <= 1 and name not in _COUNTS) else f"{value:,.1f}"
-    return f"{value:,}" if isinstance(value, int) and name not in ("line", "step", "rank", "start_ns", "end_ns", "ts_ns") else str(value)
+        return (
+            f"{value:.1%}"
+            if name in ("share", "roofline") or (0 <= value <= 1 and name not in _COUNTS)
+            else f"{value:,.1f}"
+        )
+    return (
+        f"{value:,}"
+        if isinstance(value, int) and name not in ("line", "step", "rank", "start_ns", "end_ns", "ts_ns")
+        else str(value)
+    )
 
 
-_COUNTS = ("before_count", "after_count", "ratio_to_median", "kernels_per_step", "fill_kernels_per_step", "synchronisations_per_step",
+_COUNTS = ("before_count", "after_count", "ratio_to_median", "kernels_per_step", "fill_kernels_per_step",
+           "synchronisations_per_step",
            "pageable_copy_bytes_per_step", "repeated_copy_bytes_per_step")  # fmt: skip
 
 
@@ -96,16 +131,25 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["diff"]:
         return _diff(argv[1:])
-    parser = argparse.ArgumentParser(prog="python -m scripts.trace.show", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.trace.show", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("view", nargs="?")
     parser.add_argument("--rows", type=int, help="rows of each view (default: 40 of one view, a few of each otherwise)")
-    parser.add_argument("--where", action="append", default=[], metavar="COLUMN=VALUE", help="only rows with that value; may be repeated")
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="COLUMN=VALUE",
+        help="only rows with that value; may be repeated",
+    )
     options = parser.parse_args(argv)
     tables, document = load(options.folder)
     if options.view:
         if options.view not in tables:
-            raise InputError(f"{options.folder}: no view {options.view!r}{suggestion(options.view, tables)}; there are {', '.join(tables)}")
+            near = suggestion(options.view, tables)
+            raise InputError(f"{options.folder}: no view {options.view!r}{near}; there are {', '.join(tables)}")
         _print(options.view, _where(tables[options.view], options.view, options.where), options.rows or 40)
         return 0
     _headline(document)
@@ -116,7 +160,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _diff(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.trace.show diff", description="Compare two parsed traces, before and after.")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.trace.show diff", description="Compare two parsed traces, before and after."
+    )
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--rows", type=int, default=12, help="rows of each level")
@@ -130,7 +176,8 @@ def _diff(argv: list[str]) -> int:
     for level in LEVELS:
         part = table.filter(pc.equal(table["level"], level))
         if part.num_rows:
-            _print("diff", part, options.rows, title=f"{level}: {duration(sum(part['before_wall_ns'].to_pylist()))} a step before, "
+            _print("diff", part, options.rows,
+                   title=f"{level}: {duration(sum(part['before_wall_ns'].to_pylist()))} a step before, "
                    f"{duration(sum(part['after_wall_ns'].to_pylist()))} after")  # fmt: skip
     return 0
 
@@ -139,7 +186,9 @@ def _where(table: pa.Table, view: str, conditions: list[str]) -> pa.Table:
     for condition in conditions:
         column, found, value = condition.partition("=")
         if not found or column not in table.column_names:
-            raise InputError(f"--where {condition}: view {view} has no column {column!r}{suggestion(column, table.column_names)}")
+            raise InputError(
+                f"--where {condition}: view {view} has no column {column!r}{suggestion(column, table.column_names)}"
+            )
         import pyarrow as pa
 
         kept = [str(one) == value or (one is None and value == "null") for one in table[column].to_pylist()]
@@ -153,7 +202,10 @@ def _headline(document: dict[str, Any]) -> None:
     device = document["device"]
     if device:
         known = device["peaks"]
-        _console().print(f"{device['count']} x {device['name']}" + (f"; peaks from: {known['source']}" if known else "; no peak rates known"))
+        _console().print(
+            f"{device['count']} x {device['name']}"
+            + (f"; peaks from: {known['source']}" if known else "; no peak rates known")
+        )
     for note in document["notes"]:
         _console().print(f"note: {note}", highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -171,10 +223,16 @@ def _print(view: str, table: pa.Table, rows: int, title: str | None = None) -> N
     data = table.slice(0, rows).to_pylist()
     wanted = [name for name in SHOWN.get(view, table.column_names) if name in table.column_names]
     columns = [name for name in wanted if any(row[name] is not None for row in data)] or wanted
-    shown = Table(title=Text(f"{title or view} ({table.num_rows:,} rows)"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = Table(
+        title=Text(f"{title or view} ({table.num_rows:,} rows)"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for name in columns:
         number = any(isinstance(row[name], (int, float)) for row in data)
-        shown.add_column(name.removesuffix("_ns"), justify="right" if number else "left", no_wrap=True, overflow="ellipsis",
+        shown.add_column(name.removesuffix("_ns"), justify="right" if number else "left", no_wrap=True,
+                         overflow="ellipsis",
                          max_width=None if number else 48)  # fmt: skip
     for row in data:
         shown.add_row(*(Text(cell(name, row[name])) for name in columns))

@@ -2,7 +2,8 @@
 
     python -m scripts.trace.summarise EVENTS_DIR -o VIEWS_DIR [--against EVENTS_DIR]
 
-EVENTS_DIR is what `python -m scripts.trace.parse` wrote. `--against` names the trace of an earlier run: `diff.parquet` compares it with this one.
+EVENTS_DIR is what `python -m scripts.trace.parse` wrote. `--against` names the trace of an earlier run: `diff.parquet`
+compares it with this one.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ def notes(capture: Capture) -> list[str]:
     if len(gpu):
         orphans, kernels = int(((capture.launch < 0) & (gpu.kind == KERNEL)).sum()), int((gpu.kind == KERNEL).sum())
         if orphans:
-            found.append(f"{orphans} of {kernels} kernels have no launch record: they count as busy time, and are attributed by external id or not at all")
+            found.append(
+                f"{orphans} of {kernels} kernels have no launch record: they count as busy time, "
+                "and are attributed by external id or not at all"
+            )
         outside = int((capture.gpu_step < 0).sum())
         if outside:
             found.append(f"{outside} of {len(gpu)} GPU events lie outside every step")
@@ -91,7 +95,9 @@ def write(views: Path, tables: dict[str, pa.Table], document: dict[str, Any]) ->
 
 def main(argv: list[str] | None = None) -> int:
     """The program."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.trace.summarise", description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.trace.summarise", description=__doc__.split("\n\n", maxsplit=1)[0]
+    )
     parser.add_argument("events", type=Path, help="folder that scripts.trace.parse wrote")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the views")
     parser.add_argument("--against", type=Path, help="parsed trace of an earlier run, for diff.parquet")

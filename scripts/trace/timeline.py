@@ -1,4 +1,5 @@
-"""What the main thread of a rank did at each instant: phase of the step, and whether it ran an operator, python, or was blocked.
+"""What the main thread of a rank did at each instant: phase of the step, and whether it ran an operator, python, or was
+blocked.
 
 While it waits in backward() for the autograd engine's thread, that thread is followed instead.
 """
@@ -23,7 +24,10 @@ IN_PYTHON, IN_OP, IN_BLOCKED, IN_DATA = range(4)
 
 @dataclass
 class Timeline:
-    """Disjoint sorted pieces that tile the thread's time; `event` is the innermost host event, -1 where nothing was recorded."""
+    """Disjoint sorted pieces that tile the thread's time.
+
+    `event` is the innermost host event, -1 where nothing was recorded.
+    """
 
     start: Ints
     end: Ints
@@ -39,7 +43,8 @@ class Timeline:
 def blocking(capture: Capture) -> Ints:
     """Host events that are calls in which the host waited for the device.
 
-    A memcpy call counts where it took 100 microseconds or more: queueing one takes 5 to 20, a copy from pageable memory waits.
+    A memcpy call counts where it took 100 microseconds or more: queueing one takes 5 to 20, a copy from pageable memory
+    waits.
     """
     host = capture.host
     waits = host.flag(lambda n: n.endswith(("Synchronize", "SynchronizeWithSpin")))
@@ -63,19 +68,23 @@ def main_timeline(capture: Capture, rank: int) -> Timeline:
     ends = np.concatenate([end, holes[1]])[order]
     events = np.concatenate([event.astype(np.int64), np.full(len(holes[0]), -1)])[order]
     phase = _fill(capture, rank, starts, ends, events)
-    starts, ends, events, phase = _follow_engine(capture, rank, starts, ends, events, phase)
+    starts, ends, events, phase = _follow_engine(capture, rank, (starts, ends, events, phase))
     blocked = at(blocking(capture), at(host.call, events), 0).astype(bool)
     state = np.where(at(host.op, events) >= 0, IN_OP, IN_PYTHON)
     state = np.where(blocked, IN_BLOCKED, state)
     return Timeline(starts, ends, events, phase, np.where(phase == DATA, IN_DATA, state))
 
 
-def _follow_engine(capture: Capture, rank: int, start: Ints, end: Ints, event: Ints, phase: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """While the main thread only waits in backward(), what counts is what the autograd thread does: put its pieces there."""
+def _follow_engine(capture: Capture, rank: int, pieces: tuple[Ints, Ints, Ints, Ints]) -> tuple[Ints, Ints, Ints, Ints]:
+    """While the main thread only waits in backward(), what counts is what the autograd thread does.
+
+    Put its pieces there.
+    """
+    start, end, event, phase = pieces
     host = capture.host
     inside = (host.grad >= 0) & (host.thread != host.main[rank]) & (host.rank == rank)
     if not inside.any():
-        return start, end, event, phase
+        return pieces
     engine = int(np.argmax(np.bincount(host.thread[inside], (host.end - host.start)[inside])))
     waiting = host.flag(lambda n: "run_backward" in n) & (host.kind == PYTHON)
     bare = (event < 0) | ((at(host.op, event) < 0) & (at(host.frame, event) < 0) & (at(host.call, event) < 0))
@@ -90,17 +99,21 @@ def _follow_engine(capture: Capture, rank: int, start: Ints, end: Ints, event: I
     starts = np.concatenate([start[~waits], new_start, left[0]])
     order = np.argsort(starts, kind="stable")
     return (starts[order], np.concatenate([end[~waits], new_end, left[1]])[order],
-            np.concatenate([event[~waits], doing[item], source])[order], np.concatenate([phase[~waits], np.full(count, BACKWARD)])[order])  # fmt: skip
+            np.concatenate([event[~waits], doing[item], source])[order], np.concatenate([phase[~waits], np.full(count,
+                                                            BACKWARD)])[order])  # fmt: skip
 
 
 def _fill(capture: Capture, rank: int, start: Ints, end: Ints, event: Ints) -> Ints:
     """Phases; time in which only a step mark or nothing was open takes the phase of its surroundings.
 
-    Without python frames the gap between two forward operators is forward; while the autograd thread works it is backward.
+    Without python frames the gap between two forward operators is forward; while the autograd thread works it is
+    backward.
     """
     host = capture.host
     phase = at(capture.phase, event, OTHER)
-    open_ = (event < 0) | ((phase == OTHER) & (at(host.frame, event) < 0) & (at(host.op, event) < 0) & (at(host.annotation, event) < 0))
+    open_ = (event < 0) | (
+        (phase == OTHER) & (at(host.frame, event) < 0) & (at(host.op, event) < 0) & (at(host.annotation, event) < 0)
+    )
     away = (host.thread != host.main[rank]) & (host.rank == rank) & (capture.phase == BACKWARD)
     engine = intervals.merge(host.start[away], host.end[away])
     busy = intervals.covered(engine, start, end) * 2 > end - start

@@ -1,7 +1,9 @@
 """Step windows: from the marks on the host, moved to the GPU side where the step launched GPU work.
 
-A step's kernels run after the host has gone on. So a window begins with the first kernel that the step launched and ends where
-the next step's window begins: asynchronous work stays with the step that asked for it. The last window ends with its last kernel.
+A step's kernels run after the host has gone on. So a window begins with the first kernel that the step launched and
+ends where
+the next step's window begins: asynchronous work stays with the step that asked for it. The last window ends with its
+last kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ Marks = tuple[str, Ints, list[str], Ints, Ints]
 
 
 def steps(capture: Capture, rank: int) -> Steps:
-    """The steps of a rank: profiler marks, else numbered annotations, else `Optimizer.step#`, else the capture as one window."""
+    """The steps of a rank.
+
+    Profiler marks, else numbered annotations, else `Optimizer.step#`, else the capture as one window.
+    """
     source, number, label, cpu_start, cpu_end = _marks(capture, rank)
     start, end = cpu_start.copy(), cpu_end.copy()
     window = "cpu"
@@ -27,7 +32,16 @@ def steps(capture: Capture, rank: int) -> Steps:
     gpu = capture.gpu
     if rows.stop > rows.start:
         if source == "capture":
-            return Steps(source, "gpu", number, label, gpu.start[rows].min(keepdims=True), gpu.end[rows].max(keepdims=True), cpu_start, cpu_end)
+            return Steps(
+                source,
+                "gpu",
+                number,
+                label,
+                gpu.start[rows].min(keepdims=True),
+                gpu.end[rows].max(keepdims=True),
+                cpu_start,
+                cpu_end,
+            )
         moved = _gpu_side(capture, rows, cpu_start, cpu_end)
         if moved is not None:
             start, end = moved
@@ -83,7 +97,8 @@ def _numbered(host: Host, rank: int) -> Marks | None:
 
 
 def _optimizer(host: Host, mine: Ints) -> Marks | None:
-    """A step runs from the end of one `Optimizer.step#` to the end of the next, the first from the thread's first event.
+    """A step runs from the end of one `Optimizer.step#` to the end of the next, the first from the thread's first
+    event.
 
     Several optimizers that step together (a GAN has two) count as one step: the most frequent name marks it.
     """

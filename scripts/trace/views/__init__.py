@@ -1,6 +1,8 @@
-"""The views over a parsed trace: one module each, found by listing. A view is a pure function from a Capture to an Arrow table.
+"""The views over a parsed trace: one module each, found by listing. A view is a pure function from a Capture to an
+Arrow table.
 
-A view module declares `NAME`, its columns in its docstring, `view(capture) -> pyarrow.Table`, and may give `headline(table, capture)`,
+A view module declares `NAME`, its columns in its docstring, `view(capture) -> pyarrow.Table`, and may give
+`headline(table, capture)`,
 numbers for `views.json`. `docs/formats.md` ("Trace views") is the contract with the rooms that read the tables.
 """
 

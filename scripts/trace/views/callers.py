@@ -1,6 +1,7 @@
 """Outermost operators under the own frame that called them: which line of the job asks for which work of the host.
 
-Columns: rank, role (of the thread), op (outermost), module (innermost nn.Module), phase, path, line, function (innermost own frame; for backward that of the
+Columns: rank, role (of the thread), op (outermost), module (innermost nn.Module), phase, path, line, function
+(innermost own frame; for backward that of the
 forward operator), count, total_ns (of the host), steps.
 """
 
@@ -36,8 +37,10 @@ def view(capture: Capture) -> pa.Table:
     groups = Groups(rank, role, host.name[top], module, phase, own)
     first, total = groups.first, groups.sum(host.end[top] - host.start[top])
     table = pa.table({
-        "rank": pa.array(rank[first].astype(np.int32)), "role": words(role[first], list(ROLES)), "op": words(host.name[top][first], host.names),
-        "module": words(module[first], host.names), "phase": words(phase[first], list(PHASES)), **place(host, own[first]), "count": integers(groups.count),
+        "rank": pa.array(rank[first].astype(np.int32)), "role": words(role[first], list(ROLES)),
+        "op": words(host.name[top][first], host.names),
+        "module": words(module[first], host.names), "phase": words(phase[first], list(PHASES)), **place(host,
+                                                            own[first]), "count": integers(groups.count),
         "total_ns": integers(total), "steps": integers(groups.distinct(capture.step_of(rank, host.start[top]))),
     })  # fmt: skip
     return table.take(pa.array(np.lexsort((-total, rank[first]))))

@@ -1,7 +1,9 @@
 """Copies and fills by direction, memory, size and place; which ones repeat.
 
-Columns: rank, kind (HtoD, DtoH, DtoD, PtoP, HtoH, memset, other), source, destination (pageable, pinned, device, ... as the profiler names them),
-bytes (of one; null unknown), op, module, phase, path, line, function, count, total_ns, total_bytes, bytes_per_s, exposed_ns (of total_ns, no kernel ran),
+Columns: rank, kind (HtoD, DtoH, DtoD, PtoP, HtoH, memset, other), source, destination (pageable, pinned, device, ... as
+the profiler names them),
+bytes (of one; null unknown), op, module, phase, path, line, function, count, total_ns, total_bytes, bytes_per_s,
+exposed_ns (of total_ns, no kernel ran),
 host_ns (spent in the launching calls), steps, repeated (equal kind, size and place in more than one step).
 """
 
@@ -41,7 +43,10 @@ def view(capture: Capture) -> pa.Table:
     kinds = list(dict.fromkeys(kind for kind, _, _ in described))
     sides = list(dict.fromkeys(side for _, *both in described for side in both if side))
     kind = np.array([kinds.index(one) for one, _, _ in described], np.int64)[gpu.name[rows]]
-    source, destination = (np.array([sides.index(one[at_]) if one[at_] else -1 for one in described], np.int64)[gpu.name[rows]] for at_ in (1, 2))
+    source, destination = (
+        np.array([sides.index(one[at_]) if one[at_] else -1 for one in described], np.int64)[gpu.name[rows]]
+        for at_ in (1, 2)
+    )
     length = (gpu.end - gpu.start)[rows]
     step = capture.gpu_step[rows]
     groups = Groups(gpu.rank[rows], kind, source, destination, gpu.bytes[rows], *(one[rows] for one in (
@@ -53,27 +58,44 @@ def view(capture: Capture) -> pa.Table:
     call_ns = np.where(launch >= 0, at(host.end, launch, 0) - at(host.start, launch, 0), 0)
     steps = groups.distinct(step)
     table = pa.table({
-        "rank": pa.array(gpu.rank[rows][first].astype(np.int32)), "kind": words(kind[first], kinds), "source": words(source[first], sides),
-        "destination": words(destination[first], sides), "bytes": integers(size, size < 0), "op": words(origins.op[rows][first], host.names),
-        "module": words(origins.module[rows][first], host.names), "phase": words(origins.phase[rows][first], list(PHASES)),
-        **place(host, origins.own[rows][first]), "count": integers(groups.count), "total_ns": integers(total), "total_bytes": integers(moved, size < 0),
-        "bytes_per_s": ratio(moved, np.where(size < 0, 0, total) / 1e9), "exposed_ns": integers(groups.sum(_exposed(capture)[rows])),
+        "rank": pa.array(gpu.rank[rows][first].astype(np.int32)), "kind": words(kind[first], kinds),
+        "source": words(source[first], sides),
+        "destination": words(destination[first], sides), "bytes": integers(size, size < 0),
+        "op": words(origins.op[rows][first], host.names),
+        "module": words(origins.module[rows][first], host.names), "phase": words(origins.phase[rows][first],
+                                                            list(PHASES)),
+        **place(host, origins.own[rows][first]), "count": integers(groups.count), "total_ns": integers(total),
+        "total_bytes": integers(moved, size < 0),
+        "bytes_per_s": ratio(moved, np.where(size < 0, 0, total) / 1e9),
+        "exposed_ns": integers(groups.sum(_exposed(capture)[rows])),
         "host_ns": integers(groups.sum(call_ns)), "steps": integers(steps), "repeated": pa.array(steps > 1),
     })  # fmt: skip
     return table.take(pa.array(np.lexsort((-total, gpu.rank[rows][first]))))
 
 
 def headline(table: pa.Table, capture: Capture) -> dict[str, Any]:
-    """Copies of a megabyte or more between host and device that come back step after step, and the time that copies alone filled."""
+    """Copies of a megabyte or more between host and device that come back step after step, and the time that copies
+    alone filled.
+    """
     steps = sum(len(one) for one in capture.steps.values() if one.source != "capture")
     wall = sum(high - low for low, high in map(capture.span, capture.ranks))
-    rows = table.select(["kind", "bytes", "total_bytes", "exposed_ns", "repeated", "source", "destination", "total_ns"]).to_pylist()
-    again = [row for row in rows if row["repeated"] and (row["bytes"] or 0) >= WEIGHT_BYTES and row["kind"] in ("HtoD", "DtoH")]
-    pageable = [row for row in rows if "Pageable" in (row["source"], row["destination"]) and row["kind"] in ("HtoD", "DtoH")]
+    rows = table.select(
+        ["kind", "bytes", "total_bytes", "exposed_ns", "repeated", "source", "destination", "total_ns"]
+    ).to_pylist()
+    again = [
+        row
+        for row in rows
+        if row["repeated"] and (row["bytes"] or 0) >= WEIGHT_BYTES and row["kind"] in ("HtoD", "DtoH")
+    ]
+    pageable = [
+        row for row in rows if "Pageable" in (row["source"], row["destination"]) and row["kind"] in ("HtoD", "DtoH")
+    ]
     none = not len(capture.gpu)
     return {
         "repeated_copy_bytes_per_step": None if none or not steps else sum(row["total_bytes"] for row in again) / steps,
-        "pageable_copy_bytes_per_step": None if none or not steps else sum(row["total_bytes"] or 0 for row in pageable) / steps,
+        "pageable_copy_bytes_per_step": None
+        if none or not steps
+        else sum(row["total_bytes"] or 0 for row in pageable) / steps,
         "exposed_copies": None if none or not wall else sum(row["exposed_ns"] for row in rows) / wall,
     }
 

@@ -1,11 +1,15 @@
 """Host time by operator, python frame, runtime call and annotation, for each thread.
 
-Columns: rank, thread (pid/tid), role (main, backward, other), kind (op, frame, call, annotation), name, path, line, function (frames), own (a frame of
-the job's own source), count, total_ns (inclusive; recursion counts once), self_ns (no recorded child), source_ns (own frames: all time in which
-this is the innermost own frame, so libraries and operators that it called are included), shapes (distinct input shapes of an operator), share (self_ns of
+Columns: rank, thread (pid/tid), role (main, backward, other), kind (op, frame, call, annotation), name, path, line,
+function (frames), own (a frame of
+the job's own source), count, total_ns (inclusive; recursion counts once), self_ns (no recorded child), source_ns (own
+frames: all time in which
+this is the innermost own frame, so libraries and operators that it called are included), shapes (distinct input shapes
+of an operator), share (self_ns of
 the rank's marked wall), steps.
 
-The self times of a thread's rows sum to the time in which anything was recorded on it. Built-in functions are frames without a path.
+The self times of a thread's rows sum to the time in which anything was recorded on it. Built-in functions are frames
+without a path.
 """
 
 from __future__ import annotations
@@ -45,10 +49,13 @@ def view(capture: Capture) -> pa.Table:
     marked = {one: int((steps.cpu_end - steps.cpu_start).sum()) for one, steps in capture.steps.items()}
     is_frame = kind == PYTHON
     table = pa.table({
-        "rank": pa.array(rank.astype(np.int32)), "thread": words(thread, [f"{pid}/{tid}" for _, pid, tid in host.threads]),
-        "role": words(np.array(roles(capture) or [0])[thread], list(ROLES)), "kind": words(kind, list(KINDS)), "name": words(code, host.names),
+        "rank": pa.array(rank.astype(np.int32)), "thread": words(thread, [f"{pid}/{tid}" for _, pid,
+                                                            tid in host.threads]),
+        "role": words(np.array(roles(capture) or [0])[thread], list(ROLES)), "kind": words(kind, list(KINDS)),
+        "name": words(code, host.names),
         **place(host, np.where(is_frame, code, -1)), "own": pa.array(own), "count": integers(groups.count),
-        "total_ns": integers(groups.sum(np.where(outer, length, 0))), "self_ns": integers(self_ns), "source_ns": integers(source, ~own),
+        "total_ns": integers(groups.sum(np.where(outer, length, 0))), "self_ns": integers(self_ns),
+        "source_ns": integers(source, ~own),
         "shapes": integers(groups.distinct(shapes(capture)), kind != OP),
         "share": ratio(self_ns, np.array([marked[one] for one in rank.tolist()], np.float64)),
         "steps": integers(groups.distinct(capture.step_of(host.rank, host.start))),

@@ -1,10 +1,13 @@
 """Two traces, before and after: what vanished, appeared or moved, as wall time of a step.
 
-Columns: level (phase, class, kernel, op, frame), name, status (vanished, appeared, moved, same), before_count, after_count (a step), before_ns, after_ns, delta_ns
+Columns: level (phase, class, kernel, op, frame), name, status (vanished, appeared, moved, same), before_count,
+after_count (a step), before_ns, after_ns, delta_ns
 (durations of a step, summed), before_wall_ns, after_wall_ns, wall_delta_ns.
 
-Wall: each instant of a step belongs to one thing of a level, so that the wall_delta_ns of a level sum to the change of the step's wall. On the GPU an
-instant belongs to the event that began first among those that run, else to "(idle)"; on the host to what the main thread did. Levels class and
+Wall: each instant of a step belongs to one thing of a level, so that the wall_delta_ns of a level sum to the change of
+the step's wall. On the GPU an
+instant belongs to the event that began first among those that run, else to "(idle)"; on the host to what the main
+thread did. Levels class and
 kernel refer to the GPU windows, the others to the marks. Values are means over steps and ranks.
 """
 
@@ -39,14 +42,19 @@ def diff(before: Capture, after: Capture) -> pa.Table:
     for key in {**one, **other}:
         first, second = one.get(key, [0.0, 0.0, 0.0]), other.get(key, [0.0, 0.0, 0.0])
         rows.append({
-            "level": key[0], "name": key[1], "status": _status(first, second), "before_count": first[0], "after_count": second[0],
-            "before_ns": round(first[1]), "after_ns": round(second[1]), "delta_ns": round(second[1] - first[1]), "before_wall_ns": round(first[2]),
+            "level": key[0], "name": key[1], "status": _status(first, second), "before_count": first[0],
+            "after_count": second[0],
+            "before_ns": round(first[1]), "after_ns": round(second[1]), "delta_ns": round(second[1] - first[1]),
+            "before_wall_ns": round(first[2]),
             "after_wall_ns": round(second[2]), "wall_delta_ns": round(second[2] - first[2]),
         })  # fmt: skip
-    rows.sort(key=lambda row: (LEVELS.index(row["level"]), -abs(row["wall_delta_ns"]), -abs(row["delta_ns"]), row["name"]))
+    rows.sort(
+        key=lambda row: (LEVELS.index(row["level"]), -abs(row["wall_delta_ns"]), -abs(row["delta_ns"]), row["name"])
+    )
     integers = ("before_ns", "after_ns", "delta_ns", "before_wall_ns", "after_wall_ns", "wall_delta_ns")
     return pa.Table.from_pylist(rows, pa.schema([
-        ("level", pa.string()), ("name", pa.string()), ("status", pa.string()), ("before_count", pa.float64()), ("after_count", pa.float64()),
+        ("level", pa.string()), ("name", pa.string()), ("status", pa.string()), ("before_count", pa.float64()),
+        ("after_count", pa.float64()),
         *((name, pa.int64()) for name in integers),
     ]))  # fmt: skip
 
@@ -63,7 +71,13 @@ def ledger(capture: Capture) -> Ledger:
 
 def _status(before: list[float], after: list[float]) -> str:
     if before[0] == 0 or after[0] == 0:
-        return "appeared" if before[0] == 0 and after[0] > 0 else "vanished" if after[0] == 0 and before[0] > 0 else _moved(before, after)
+        return (
+            "appeared"
+            if before[0] == 0 and after[0] > 0
+            else "vanished"
+            if after[0] == 0 and before[0] > 0
+            else _moved(before, after)
+        )
     return _moved(before, after)
 
 
@@ -99,7 +113,11 @@ def _host_levels(capture: Capture, rank: int, found: Ledger) -> None:
     for level, nearest in (("op", host.op), ("frame", host.own)):
         own = at(nearest, event)
         code = np.where(own >= 0, at(host.name, own), len(host.names))
-        inside = np.flatnonzero((nearest == np.arange(len(host))) & (host.rank == rank)) if len(host) else np.empty(0, np.int64)
+        inside = (
+            np.flatnonzero((nearest == np.arange(len(host))) & (host.rank == rank))
+            if len(host)
+            else np.empty(0, np.int64)
+        )
         inside = inside[steps.of(host.start[inside]) >= 0]
         _add(found, level, names, host.name[inside].astype(np.int64), np.ones(len(inside)), host.self_ns[inside])
         _add(found, level, names, code, none, none, part)

@@ -1,6 +1,7 @@
 """The longest single idle intervals of the device, each with its main cause.
 
-Columns: rank, step, kind (as in lost_time: the one with the largest part of the gap), start_ns, dur_ns, before, after (names of the GPU events around it),
+Columns: rank, step, kind (as in lost_time: the one with the largest part of the gap), start_ns, dur_ns, before, after
+(names of the GPU events around it),
 annotation, op, call, path, line, function. At most 1,000 rows, the longest first. CPU-only captures have none.
 """
 
@@ -42,7 +43,9 @@ def view(capture: Capture) -> pa.Table:
     return pa.table({
         "rank": pa.array(found.rank[main].astype(np.int32)), "step": integers(found.number[main], found.step[main] < 0),
         "kind": words(found.kind[main], list(KINDS)), "start_ns": integers(start), "dur_ns": integers(length[chosen]),
-        "before": words(at(gpu.name, found.before[main]), gpu.names), "after": words(at(gpu.name, found.after[main]), gpu.names),
-        "annotation": words(annotation[main], host.names), "op": words(op[main], host.names), "call": words(call[main], host.names),
+        "before": words(at(gpu.name, found.before[main]), gpu.names), "after": words(at(gpu.name, found.after[main]),
+                                                            gpu.names),
+        "annotation": words(annotation[main], host.names), "op": words(op[main], host.names), "call": words(call[main],
+                                                            host.names),
         **place(host, own[main]),
     })  # fmt: skip

@@ -1,12 +1,18 @@
 """GPU events by kernel, launching operator, module and shapes, with what the device could have done.
 
-Columns: rank, name, class, op (innermost operator around the launch), top_op (outermost), forward_op (outermost operator around the maker of the autograd node),
-module (innermost nn.Module; for backward the forward operator's), shapes, dtypes (JSON of `op`), phase, path, line, function (innermost own
-frame; for backward the forward operator's), count, total_ns, mean_ns, min_ns, max_ns, share (of all GPU event time of the rank), steps, bytes,
-flops (sums; null unknown), bytes_per_s, flops_per_s, bound (memory | compute), roofline (least time / measured time), attributed.
+Columns: rank, name, class, op (innermost operator around the launch), top_op (outermost), forward_op (outermost
+operator around the maker of the autograd node),
+module (innermost nn.Module; for backward the forward operator's), shapes, dtypes (JSON of `op`), phase, path, line,
+function (innermost own
+frame; for backward the forward operator's), count, total_ns, mean_ns, min_ns, max_ns, share (of all GPU event time of
+the rank), steps, bytes,
+flops (sums; null unknown), bytes_per_s, flops_per_s, bound (memory | compute), roofline (least time / measured time),
+attributed.
 
-FLOPs and bytes belong to a call of an operator; where the call launched several kernels they share it by duration, so that sums are
-right and the rates are those of the call. Cost: a few sorts of the GPU rows; Python work only for each distinct combination.
+FLOPs and bytes belong to a call of an operator; where the call launched several kernels they share it by duration, so
+that sums are
+right and the rates are those of the call. Cost: a few sorts of the GPU rows; Python work only for each distinct
+combination.
 """
 
 from __future__ import annotations
@@ -37,7 +43,8 @@ def view(capture: Capture) -> pa.Table:
     gpu, host = capture.gpu, capture.host
     events = Origins(capture)
     length = gpu.end - gpu.start
-    groups = Groups(gpu.rank, gpu.name, events.kind, events.op, events.top_op, events.forward_op, events.module, events.shapes, events.types,
+    groups = Groups(gpu.rank, gpu.name, events.kind, events.op, events.top_op, events.forward_op, events.module,
+                    events.shapes, events.types,
                     events.phase, events.own, events.how)  # fmt: skip
     first, total = groups.first, groups.sum(length)
     flops, traffic, least, bound = _work(capture, events, groups, length)
@@ -84,14 +91,18 @@ def headline(table: pa.Table, capture: Capture) -> dict[str, Any]:
     total = sum(row["total_ns"] for row in rows) or 1
     known = sum(row["total_ns"] for row in rows if row["op"])
     shares = {kind: sum(row["total_ns"] for row in rows if row["class"] == kind) / total for kind in CLASSES}
-    return {"fill_kernels_per_step": fills / steps if steps else None, "kernel_time_attributed": known / total, "class_shares": shares}
+    return {
+        "fill_kernels_per_step": fills / steps if steps else None,
+        "kernel_time_attributed": known / total,
+        "class_shares": shares,
+    }
 
 
 class Origins:
     """Where each GPU event came from, as codes: names of the host table (-1 none), classes, shapes, phase."""
 
     def __init__(self, capture: Capture) -> None:
-        gpu, host = capture.gpu, capture.host
+        host = capture.host
         context = capture.context
         self.event = at(host.op, context)
         forward = at(capture.forward, context)
@@ -120,7 +131,8 @@ class Origins:
         found = []
         for row in groups.first.tolist():
             op, node = self.op[row], self.node[row]
-            name = classify(host.names[op] if op >= 0 else None, host.names[node] if node >= 0 else None, gpu.names[gpu.name[row]],
+            name = classify(host.names[op] if op >= 0 else None, host.names[node] if node >= 0 else None,
+                            gpu.names[gpu.name[row]],
                             copy=bool(gpu.kind[row] != KERNEL), communication=bool(gpu.communication[row]))  # fmt: skip
             found.append(CLASSES.index(name))
         return np.array(found, np.int64)[groups.of] if found else np.zeros(0, np.int64)
@@ -144,7 +156,8 @@ def _work(capture: Capture, events: Origins, groups: Groups, length: Any) -> tup
         found = None
         if computing[row] and events.shapes[row] >= 0 and events.types[row] >= 0:
             concrete = events.concrete[row]
-            found = work(host.names[events.op[row]], events.shape_words[events.shapes[row]], events.type_words[events.types[row]],
+            found = work(host.names[events.op[row]], events.shape_words[events.shapes[row]],
+                         events.type_words[events.types[row]],
                          events.concrete_words[concrete] if concrete >= 0 else None)  # fmt: skip
         dtype_of.append(found.dtype if found else None)
         if found:

@@ -1,6 +1,7 @@
 """Where the time went in which the device had nothing to do, by what the host did then.
 
-Columns: rank, kind, annotation, op (outermost), call, module (type), path, line, function (innermost own frame), gaps, lost_ns, longest_ns,
+Columns: rank, kind, annotation, op (outermost), call, module (type), path, line, function (innermost own frame), gaps,
+lost_ns, longest_ns,
 share (of the rank's capture), steps. Kinds:
 launch_bound     the device waited less than 100 us for a launch: the host issues kernels one by one and cannot keep up
 host_busy        it waited longer, and the host was in recorded work (python, an operator, a call)
@@ -10,7 +11,8 @@ device           the next kernel was already launched: queueing, dependencies be
 unknown          no launch record, or nothing recorded of the host at that time
 python, data     CPU-only captures: main thread outside every operator; in the data loader (operators included)
 
-Each idle interval is cut by what the launching thread did, instant by instant (the main thread where the launching thread has nothing
+Each idle interval is cut by what the launching thread did, instant by instant (the main thread where the launching
+thread has nothing
 recorded), so the rows of a rank sum to its idle time. Linear in gaps and host segments after sorting.
 """
 
@@ -45,10 +47,13 @@ def view(capture: Capture) -> pa.Table:
     whole = {one: capture.span(one)[1] - capture.span(one)[0] for one in capture.ranks}
     table = pa.table({
         "rank": pa.array(rank.astype(np.int32)), "kind": words(found.kind[first], list(KINDS)),
-        "annotation": words(annotation[first], host.names), "op": words(op[first], host.names), "call": words(call[first], host.names),
+        "annotation": words(annotation[first], host.names), "op": words(op[first], host.names),
+        "call": words(call[first], host.names),
         "module": words(kind_of_module[first], type_names), **place(host, own[first]),
-        "gaps": integers(groups.distinct(found.gap)), "lost_ns": integers(lost), "longest_ns": integers(groups.max(found.length)),
-        "share": ratio(lost, np.array([whole[one] for one in rank.tolist()], np.float64)), "steps": integers(groups.distinct(found.step)),
+        "gaps": integers(groups.distinct(found.gap)), "lost_ns": integers(lost),
+        "longest_ns": integers(groups.max(found.length)),
+        "share": ratio(lost, np.array([whole[one] for one in rank.tolist()], np.float64)),
+        "steps": integers(groups.distinct(found.step)),
     })  # fmt: skip
     return table.take(pa.array(np.lexsort((-lost, rank))))
 
@@ -75,7 +80,8 @@ def origins(capture: Capture, found: Pieces) -> tuple[Any, Any, Any, Any, Any]:
 
     host = capture.host
     return (name_of(host, at(host.annotation, found.event)), name_of(host, at(host.top_op, found.event)),
-            name_of(host, at(host.call, found.event)), name_of(host, at(host.own, found.event)), name_of(host, at(host.module, found.event)))  # fmt: skip
+            name_of(host, at(host.call, found.event)), name_of(host, at(host.own, found.event)), name_of(host,
+                                                            at(host.module, found.event)))  # fmt: skip
 
 
 def _module_types(capture: Capture) -> tuple[Any, list[str]]:

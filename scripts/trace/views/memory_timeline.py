@@ -1,6 +1,7 @@
 """Allocated and reserved memory over time, thinned to at most 2,000 points a device that keep every local peak.
 
-Columns: rank, device (-1: host), ts_ns, allocated_bytes, reserved_bytes (null for the host). Each point is the largest value of its stretch of events.
+Columns: rank, device (-1: host), ts_ns, allocated_bytes, reserved_bytes (null for the host). Each point is the largest
+value of its stretch of events.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def view(capture: Capture) -> pa.Table:
     best = np.lexsort((-found["ts"], found["allocated"], buckets.of))
     peak = best[np.append(buckets.starts[1:], len(best))[: len(buckets)] - 1]
     return pa.table({
-        "rank": pa.array(found["rank"][peak].astype(np.int32)), "device": integers(found["device"][peak]), "ts_ns": integers(found["ts"][peak]),
+        "rank": pa.array(found["rank"][peak].astype(np.int32)), "device": integers(found["device"][peak]),
+        "ts_ns": integers(found["ts"][peak]),
         "allocated_bytes": integers(found["allocated"][peak], found["allocated"][peak] < 0),
-        "reserved_bytes": integers(found["reserved"][peak], (found["reserved"][peak] < 0) | (found["device"][peak] < 0)),
+        "reserved_bytes": integers(found["reserved"][peak],
+                                   (found["reserved"][peak] < 0) | (found["device"][peak] < 0)),
     })  # fmt: skip

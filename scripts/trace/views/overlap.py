@@ -1,9 +1,13 @@
 """Communication: how much of it is exposed, and how much waits for other ranks.
 
-Columns: rank, group (process group), collective, group_size, count, bytes (sum of the messages), total_ns, union_ns (instants with any of them),
-exposed_ns (instants with no compute and no copy), hidden_compute_ns, hidden_copy_ns (instants with compute; with copies but no compute),
-wait_ns, transfer_ns (total_ns split by when the last rank of the group began; null where the other ranks are not there), algorithm_bytes_per_s.
-A row for each (group, collective) and one with both null for all communication of the rank. union = exposed + hidden_compute + hidden_copy.
+Columns: rank, group (process group), collective, group_size, count, bytes (sum of the messages), total_ns, union_ns
+(instants with any of them),
+exposed_ns (instants with no compute and no copy), hidden_compute_ns, hidden_copy_ns (instants with compute; with copies
+but no compute),
+wait_ns, transfer_ns (total_ns split by when the last rank of the group began; null where the other ranks are not
+there), algorithm_bytes_per_s.
+A row for each (group, collective) and one with both null for all communication of the rank. union = exposed +
+hidden_compute + hidden_copy.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NAME = "overlap"
-_SIZES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "long": 8, "int": 4, "byte": 1, "char": 1, "bool": 1, "short": 2,
+_SIZES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "long": 8, "int": 4, "byte": 1, "char": 1, "bool": 1,
+          "short": 2,
           "float8_e4m3fn": 1, "float8_e5m2": 1}  # fmt: skip
 
 
@@ -34,8 +39,20 @@ def view(capture: Capture) -> pa.Table:
     wait = _wait(capture, labels)
     for rank in capture.ranks:
         rows += _rank(capture, rank, labels, wait)
-    integers = ("group_size", "count", "bytes", "total_ns", "union_ns", "exposed_ns", "hidden_compute_ns", "hidden_copy_ns", "wait_ns", "transfer_ns")
-    schema = pa.schema([("rank", pa.int32()), ("group", pa.string()), ("collective", pa.string()), *((name, pa.int64()) for name in integers),
+    integers = (
+        "group_size",
+        "count",
+        "bytes",
+        "total_ns",
+        "union_ns",
+        "exposed_ns",
+        "hidden_compute_ns",
+        "hidden_copy_ns",
+        "wait_ns",
+        "transfer_ns",
+    )
+    schema = pa.schema([("rank", pa.int32()), ("group", pa.string()), ("collective", pa.string()), *((name,
+                                                            pa.int64()) for name in integers),
                         ("algorithm_bytes_per_s", pa.float64())])  # fmt: skip
     return pa.Table.from_pylist(rows, schema)
 
@@ -54,7 +71,9 @@ class _Labels:
     """Columns of the communication kernels: row, group, collective, size and message bytes; words beside them."""
 
     def __init__(self, capture: Capture) -> None:
-        table = capture.table("gpu", ["dur_ns", "group", "collective", "group_size", "in_nelems", "out_nelems", "dtype"])
+        table = capture.table(
+            "gpu", ["dur_ns", "group", "collective", "group_size", "in_nelems", "out_nelems", "dtype"]
+        )
         kept = capture.gpu.row
         self.row = np.flatnonzero(capture.gpu.communication)
         raw = kept[self.row]
@@ -124,9 +143,12 @@ def _rank(capture: Capture, rank: int, labels: _Labels | None, wait: Any) -> lis
         found.append({
             "rank": rank, "group": None if index is None else labels.groups[labels.group[chosen[0]]] or None,
             "collective": None if index is None else labels.collectives[labels.collective[chosen[0]]],
-            "group_size": int(size[0]) if index is not None and size[0] >= 0 else None, "count": len(chosen), "bytes": moved, "total_ns": total,
-            "union_ns": whole, "exposed_ns": whole - by_compute - by_copy, "hidden_compute_ns": by_compute, "hidden_copy_ns": by_copy,
-            "wait_ns": waiting, "transfer_ns": transfer, "algorithm_bytes_per_s": moved / (busy / 1e9) if moved is not None and busy else None,
+            "group_size": int(size[0]) if index is not None and size[0] >= 0 else None, "count": len(chosen),
+            "bytes": moved, "total_ns": total,
+            "union_ns": whole, "exposed_ns": whole - by_compute - by_copy, "hidden_compute_ns": by_compute,
+            "hidden_copy_ns": by_copy,
+            "wait_ns": waiting, "transfer_ns": transfer,
+            "algorithm_bytes_per_s": moved / (busy / 1e9) if moved is not None and busy else None,
         })  # fmt: skip
     return found
 

@@ -1,6 +1,7 @@
 """Phases of the steps: data, forward, backward, optimizer, other, on the main thread and on the GPU.
 
-Columns: rank, step (null: all steps), phase, wall_ns (main thread; the phases of a step sum to its mark), share (of the mark), op_ns, blocked_ns,
+Columns: rank, step (null: all steps), phase, wall_ns (main thread; the phases of a step sum to its mark), share (of the
+mark), op_ns, blocked_ns,
 gpu_ns (duration of the kernels and copies launched in it; null without GPU), kernels.
 """
 
@@ -30,7 +31,8 @@ def view(capture: Capture) -> pa.Table:
     for rank in capture.ranks:
         rows += _rank(capture, rank)
     schema = pa.schema([
-        ("rank", pa.int32()), ("step", pa.int64()), ("phase", pa.string()), ("wall_ns", pa.int64()), ("share", pa.float64()), ("op_ns", pa.int64()),
+        ("rank", pa.int32()), ("step", pa.int64()), ("phase", pa.string()), ("wall_ns", pa.int64()), ("share",
+                                                            pa.float64()), ("op_ns", pa.int64()),
         ("blocked_ns", pa.int64()), ("gpu_ns", pa.int64()), ("kernels", pa.int64()),
     ])  # fmt: skip
     return pa.Table.from_pylist(rows, schema)
@@ -67,7 +69,8 @@ def _rank(capture: Capture, rank: int) -> list[dict[str, Any]]:
             if any(values):
                 rows.append({
                     "rank": rank, "step": number, "phase": PHASES[phase], "wall_ns": values[0],
-                    "share": values[0] / int(lengths[index]) if lengths[index] else None, "op_ns": values[1], "blocked_ns": values[2],
+                    "share": values[0] / int(lengths[index]) if lengths[index] else None, "op_ns": values[1],
+                    "blocked_ns": values[2],
                     "gpu_ns": values[3] if has_gpu else None, "kernels": values[4] if has_gpu else None,
                 })  # fmt: skip
     return rows

@@ -1,9 +1,13 @@
 """Where the wall time of each step went: busy and idle GPU, and what the main thread did meanwhile.
 
-Columns (ns, null where the trace cannot say): rank, step (null: the whole capture), label, source (of the marks), window (gpu: from
-the first kernel that the step launched to that of the next step; cpu: the mark itself), start_ns, end_ns, wall_ns; cpu_wall_ns (the mark);
-busy_ns, idle_ns, compute_ns, communication_ns, copy_ns (unions of intervals in the window); kernels, launches; op_ns, python_ns, data_ns,
-blocked_ns (main thread; they sum to cpu_wall_ns); ratio_to_median, slow; own_ns (wall less exposed communication), behind_ns (own_ns less
+Columns (ns, null where the trace cannot say): rank, step (null: the whole capture), label, source (of the marks),
+window (gpu: from
+the first kernel that the step launched to that of the next step; cpu: the mark itself), start_ns, end_ns, wall_ns;
+cpu_wall_ns (the mark);
+busy_ns, idle_ns, compute_ns, communication_ns, copy_ns (unions of intervals in the window); kernels, launches; op_ns,
+python_ns, data_ns,
+blocked_ns (main thread; they sum to cpu_wall_ns); ratio_to_median, slow; own_ns (wall less exposed communication),
+behind_ns (own_ns less
 the median of the ranks), straggler.
 
 Cost: linear in GPU events and in host segments of the main thread, after sorting.
@@ -24,7 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NAME = "runtime"
-# A step is slow where it takes a quarter more than the median and stands out of the spread: 3 robust standard deviations.
+# A step is slow where it takes a quarter more than the median and stands out of the spread: 3 robust standard
+# deviations.
 SLOW, DEVIATIONS = 1.25, 3 * 1.4826
 STRAGGLER = 1.05
 
@@ -40,7 +45,8 @@ def view(capture: Capture) -> pa.Table:
     _stragglers(columns)
     no_gpu = columns["kernels"] < 0
     no_host = columns["op_ns"] < 0
-    missing = {**dict.fromkeys(("busy_ns", "idle_ns", "compute_ns", "communication_ns", "copy_ns", "kernels", "launches"), no_gpu),
+    missing = {**dict.fromkeys(("busy_ns", "idle_ns", "compute_ns", "communication_ns", "copy_ns", "kernels",
+                                "launches"), no_gpu),
                **dict.fromkeys(("op_ns", "python_ns", "data_ns", "blocked_ns"), no_host),
                "step": columns["step"] < 0, "own_ns": no_gpu, "behind_ns": columns["behind_ns"] == _NONE}  # fmt: skip
     texts = ("label", "source", "window")
@@ -50,7 +56,9 @@ def view(capture: Capture) -> pa.Table:
             arrays[key] = pa.array(columns[key].tolist(), pa.string())
         elif key in ("slow", "straggler"):
             whole = columns["step"] < 0
-            arrays[key] = pa.array(columns[key].astype(bool), mask=whole if key == "slow" else columns["behind_ns"] == _NONE)
+            arrays[key] = pa.array(
+                columns[key].astype(bool), mask=whole if key == "slow" else columns["behind_ns"] == _NONE
+            )
         elif key == "ratio_to_median":
             arrays[key] = floats(columns[key])
         else:
@@ -59,8 +67,10 @@ def view(capture: Capture) -> pa.Table:
 
 
 _NONE = np.iinfo(np.int64).min
-_ORDER = ("step", "label", "source", "window", "start_ns", "end_ns", "wall_ns", "cpu_wall_ns", "busy_ns", "idle_ns", "compute_ns", "communication_ns",
-          "copy_ns", "kernels", "launches", "op_ns", "python_ns", "data_ns", "blocked_ns", "ratio_to_median", "slow", "own_ns", "behind_ns",
+_ORDER = ("step", "label", "source", "window", "start_ns", "end_ns", "wall_ns", "cpu_wall_ns", "busy_ns", "idle_ns",
+          "compute_ns", "communication_ns",
+          "copy_ns", "kernels", "launches", "op_ns", "python_ns", "data_ns", "blocked_ns", "ratio_to_median", "slow",
+          "own_ns", "behind_ns",
           "straggler")  # fmt: skip
 
 
@@ -81,10 +91,13 @@ def headline(table: pa.Table, _: Capture) -> dict[str, Any]:
 
     kernels = [row["kernels"] for row in whole if row["kernels"] is not None]
     return {
-        "capture_ns": max((row["wall_ns"] for row in whole), default=0), "ranks": len(whole), "steps": len(steps), "median_step_ns": median,
-        "slow_steps": len(slow) if steps else None, "slow_step_excess_ns": sum(row["wall_ns"] - median for row in slow) if steps and median else None,
+        "capture_ns": max((row["wall_ns"] for row in whole), default=0), "ranks": len(whole), "steps": len(steps),
+        "median_step_ns": median,
+        "slow_steps": len(slow) if steps else None,
+        "slow_step_excess_ns": sum(row["wall_ns"] - median for row in slow) if steps and median else None,
         "gpu_busy": share("busy_ns", wall), "gpu_idle": share("idle_ns", wall), "op_share": share("op_ns", cpu_wall),
-        "python_share": share("python_ns", cpu_wall), "data_wait": share("data_ns", cpu_wall), "synchronisation": share("blocked_ns", cpu_wall),
+        "python_share": share("python_ns", cpu_wall), "data_wait": share("data_ns", cpu_wall),
+        "synchronisation": share("blocked_ns", cpu_wall),
         "kernels_per_step": sum(kernels) / len(steps) if kernels and steps else None,
     }  # fmt: skip
 
@@ -111,20 +124,32 @@ def _rank(capture: Capture, rank: int) -> dict[str, Any]:
     median = float(np.median(wall[:-1])) if real else float("nan")
     columns: dict[str, Any] = {
         "rank": np.full(count, rank), "step": np.append(steps.number if real else [], -1).astype(np.int64),
-        "label": np.array([*(steps.label if real else []), "capture"], object), "source": np.full(count, steps.source, object),
-        "window": np.full(count, steps.window, object), "start_ns": start, "end_ns": end, "wall_ns": wall, "cpu_wall_ns": cpu_end - cpu_start,
+        "label": np.array([*(steps.label if real else []), "capture"], object), "source": np.full(count, steps.source,
+                                                            object),
+        "window": np.full(count, steps.window, object), "start_ns": start, "end_ns": end, "wall_ns": wall,
+        "cpu_wall_ns": cpu_end - cpu_start,
         "ratio_to_median": np.append(wall[:-1] / median if real and median > 0 else np.full(count - 1, np.nan), np.nan),
-        "slow": np.append(slow_steps(wall[:-1]), False), "behind_ns": np.full(count, _NONE), "straggler": np.zeros(count, bool),
+        "slow": np.append(slow_steps(wall[:-1]), False), "behind_ns": np.full(count, _NONE),
+        "straggler": np.zeros(count, bool),
     }  # fmt: skip
-    return {**columns, **_device(capture, rank, steps, start, end, real), **_main(capture, rank, cpu_start, cpu_end)}
+    return {
+        **columns,
+        **_device(capture, rank, steps, start=start, end=end, real=real),
+        **_main(capture, rank, cpu_start, cpu_end),
+    }
 
 
-def _device(capture: Capture, rank: int, steps: Steps, start: Any, end: Any, real: bool) -> dict[str, Any]:
+def _device(capture: Capture, rank: int, steps: Steps, *, start: Any, end: Any, real: bool) -> dict[str, Any]:
     gpu, rows = capture.gpu, capture.rows(rank)
     count = len(start)
     if rows.stop == rows.start:
         unknown = np.full(count, -1, np.int64)
-        return {**dict.fromkeys(("busy_ns", "idle_ns", "compute_ns", "communication_ns", "copy_ns", "kernels", "launches", "own_ns"), unknown)}
+        return {
+            **dict.fromkeys(
+                ("busy_ns", "idle_ns", "compute_ns", "communication_ns", "copy_ns", "kernels", "launches", "own_ns"),
+                unknown,
+            )
+        }
     first, last, kernel, talk = gpu.start[rows], gpu.end[rows], gpu.kind[rows] == KERNEL, gpu.communication[rows]
     busy = intervals.merge(first, last)
     compute = intervals.merge(first[kernel & ~talk], last[kernel & ~talk])
@@ -133,13 +158,16 @@ def _device(capture: Capture, rank: int, steps: Steps, start: Any, end: Any, rea
     exposed = intervals.subtract(intervals.subtract(communication, compute), copies)
     within = intervals.covered(busy, start, end)
     launched = capture.gpu_step[rows]
-    kernels = np.append(np.bincount(launched[(launched >= 0) & kernel], minlength=len(steps)) if real else [], int(kernel.sum()))
+    kernels = np.append(
+        np.bincount(launched[(launched >= 0) & kernel], minlength=len(steps)) if real else [], int(kernel.sum())
+    )
     if real:
         kernels[-1] = kernels[:-1].sum()
     calls = _launches(capture, rank, steps, real)
     return {
         "busy_ns": within, "idle_ns": end - start - within, "compute_ns": intervals.covered(compute, start, end),
-        "communication_ns": intervals.covered(communication, start, end), "copy_ns": intervals.covered(copies, start, end),
+        "communication_ns": intervals.covered(communication, start, end), "copy_ns": intervals.covered(copies, start,
+                                                            end),
         "kernels": kernels, "launches": calls, "own_ns": end - start - intervals.covered(exposed, start, end),
     }  # fmt: skip
 
@@ -148,7 +176,9 @@ def _launches(capture: Capture, rank: int, steps: Steps, real: bool) -> Any:
     host = capture.host
     if not len(host):
         return np.zeros((len(steps) if real else 0) + 1, np.int64)
-    calls = np.flatnonzero(host.flag(lambda n: "aunch" in n and n.startswith(("cu", "hip"))) & (host.rank == rank) & (host.kind == 3))
+    calls = np.flatnonzero(
+        host.flag(lambda n: "aunch" in n and n.startswith(("cu", "hip"))) & (host.rank == rank) & (host.kind == 3)
+    )
     index = steps.of(host.start[calls])
     inside = np.bincount(index[index >= 0], minlength=len(steps))
     return np.append(inside, inside.sum()) if real else np.array([len(calls)])

@@ -1,11 +1,15 @@
 """Each step against its input shapes: is a slow step one that met new shapes, compiled, built plans, or allocated?
 
-Columns: rank, step, wall_ns, excess_ns (over the rank's median), slow, signature (hash of the set of operator input shapes), new_signature (no
-earlier step had it), new_shapes (pairs of operator and shapes that no earlier step had), example (one of them), new_kernels, compile_ns, compile_calls (module
-loads, JIT, plan builds, profiler overhead of lazy loading excluded), host_allocations (cudaMalloc, cudaHostAlloc, cudaFree...), cause_kind, cause, cause_ns (the operator, frame or call whose self time exceeds
+Columns: rank, step, wall_ns, excess_ns (over the rank's median), slow, signature (hash of the set of operator input
+shapes), new_signature (no
+earlier step had it), new_shapes (pairs of operator and shapes that no earlier step had), example (one of them),
+new_kernels, compile_ns, compile_calls (module
+loads, JIT, plan builds, profiler overhead of lazy loading excluded), host_allocations (cudaMalloc, cudaHostAlloc,
+cudaFree...), cause_kind, cause, cause_ns (the operator, frame or call whose self time exceeds
 its own median over the steps by most), path, line, function (own frame of the cause).
 
-The first step has every shape new and is compared with nothing: its new_* columns are null. Null without shapes in the trace.
+The first step has every shape new and is compared with nothing: its new_* columns are null. Null without shapes in the
+trace.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ _COMPILE = re.compile(
     r"torch/_dynamo/convert_frame|torch/_inductor/(compile_fx|async_compile|codecache)|CompiledFunction.*compile|"
     r"triton/compiler|cudnn.*(plan|build|finalize)|cudnnBackendFinalize|TorchDynamo|_compile_fx|autotune|benchmark_all_configs|graph_break"
 )
-_ALLOCATE = re.compile(r"^(cuda|cu|hip)(Malloc|MemAlloc|HostAlloc|MemHostAlloc|HostRegister|HostMalloc|Free|MemFree|FreeHost|HostFree|MemCreate|MemMap)")
+_ALLOCATE = re.compile(
+    r"^(cuda|cu|hip)(Malloc|MemAlloc|HostAlloc|MemHostAlloc|HostRegister|HostMalloc|Free|MemFree|FreeHost|HostFree|MemCreate|MemMap)"
+)
 
 
 def view(capture: Capture) -> pa.Table:
@@ -44,8 +50,10 @@ def view(capture: Capture) -> pa.Table:
         rows += _rank(capture, rank)
     kinds = {"rank": pa.int32(), "slow": pa.bool_(), "new_signature": pa.bool_(), **dict.fromkeys(
         ("signature", "example", "cause_kind", "cause", "path", "function"), pa.string())}  # fmt: skip
-    names = ("rank", "step", "wall_ns", "excess_ns", "slow", "signature", "new_signature", "new_shapes", "example", "new_kernels", "compile_ns",
-             "compile_calls", "host_allocations", "cause_kind", "cause", "cause_ns", "path", "line", "function")  # fmt: skip
+    names = ("rank", "step", "wall_ns", "excess_ns", "slow", "signature", "new_signature", "new_shapes", "example",
+             "new_kernels", "compile_ns",
+             "compile_calls", "host_allocations", "cause_kind", "cause", "cause_ns", "path", "line",
+             "function")  # fmt: skip
     return pa.Table.from_pylist(rows, pa.schema([(name, kinds.get(name, pa.int64())) for name in names]))
 
 
@@ -79,10 +87,14 @@ def _rank(capture: Capture, rank: int) -> list[dict[str, Any]]:
         first = index == 0
         word = signature[index] if known else None
         rows.append({
-            "rank": rank, "step": int(steps.number[index]), "wall_ns": int(wall[index]), "excess_ns": int(wall[index]) - median,
-            "slow": bool(slow[index]), "signature": word, "new_signature": None if first or not known else word not in seen,
-            "new_shapes": None if first or not known else int(fresh[index]), "example": None if first else example[index],
-            "new_kernels": None if first or new_kernels is None else int(new_kernels[index]), "compile_ns": int(compile_ns[index]),
+            "rank": rank, "step": int(steps.number[index]), "wall_ns": int(wall[index]),
+            "excess_ns": int(wall[index]) - median,
+            "slow": bool(slow[index]), "signature": word,
+            "new_signature": None if first or not known else word not in seen,
+            "new_shapes": None if first or not known else int(fresh[index]),
+            "example": None if first else example[index],
+            "new_kernels": None if first or new_kernels is None else int(new_kernels[index]),
+            "compile_ns": int(compile_ns[index]),
             "compile_calls": int(compile_calls[index]), "host_allocations": int(allocations[index]), **cause[index],
         })  # fmt: skip
         if word:
@@ -91,7 +103,10 @@ def _rank(capture: Capture, rank: int) -> list[dict[str, Any]]:
 
 
 def _shapes(capture: Capture, rank: int, count: int) -> tuple[list[str], Any, list[str | None], bool]:
-    """Per step: signature, number of (op, shapes) pairs not seen before, one of them; and whether shapes were recorded."""
+    """Per step: signature, number of (op, shapes) pairs not seen before, one of them.
+
+    And whether shapes were recorded.
+    """
     host = capture.host
     code = shapes(capture)
     mine = np.flatnonzero((host.kind == OP) & (host.rank == rank) & (code >= 0))
@@ -137,19 +152,35 @@ def _compiling(capture: Capture, rank: int) -> tuple[Any, Any, Any]:
     busy = intervals.merge(host.start[compiling], host.end[compiling])
     index = steps.of(host.start[compiling])
     calls = np.bincount(index[index >= 0], minlength=len(steps))
-    allocating = np.flatnonzero(host.flag(lambda n: bool(_ALLOCATE.match(n))) & mine & (host.kind == 3)) if len(host) else np.zeros(0, np.int64)
+    allocating = (
+        np.flatnonzero(host.flag(lambda n: bool(_ALLOCATE.match(n))) & mine & (host.kind == 3))
+        if len(host)
+        else np.zeros(0, np.int64)
+    )
     made = steps.of(host.start[allocating])
-    return intervals.covered(busy, steps.cpu_start, steps.cpu_end), calls, np.bincount(made[made >= 0], minlength=len(steps))
+    return (
+        intervals.covered(busy, steps.cpu_start, steps.cpu_end),
+        calls,
+        np.bincount(made[made >= 0], minlength=len(steps)),
+    )
 
 
 def _causes(capture: Capture, rank: int, count: int) -> list[dict[str, Any]]:
     """Per step the (kind, name) whose self time exceeds its own median over the steps by most."""
     host, steps = capture.host, capture.steps[rank]
-    none: dict[str, Any] = {"cause_kind": None, "cause": None, "cause_ns": None, "path": None, "line": None, "function": None}
+    none: dict[str, Any] = {
+        "cause_kind": None,
+        "cause": None,
+        "cause_ns": None,
+        "path": None,
+        "line": None,
+        "function": None,
+    }
     start, end, event = host.all_segments
     mine = host.rank[event] == rank if len(host) else np.zeros(0, bool)
     mine &= host.thread[event] == host.main.get(rank, -1) if len(host) else mine
-    # The autograd thread works while the main thread waits in backward: its operators count, its idle frames do not exist.
+    # The autograd thread works while the main thread waits in backward: its operators count, its idle frames do not
+    # exist.
     if len(host):
         waiting = host.flag(lambda n: "run_backward" in n) & (host.kind == PYTHON)
         mine = (mine & ~waiting[event]) | ((host.rank[event] == rank) & (host.kind[event] >= OP))
@@ -177,8 +208,10 @@ def _causes(capture: Capture, rank: int, count: int) -> list[dict[str, Any]]:
         longest = rows[np.argmax(host.self_ns[rows])]
         own = int(at(host.own, np.array([longest]))[0])
         frame = host.frames[host.name[own]] if own >= 0 else None
-        found.append({"cause_kind": KINDS[host.kind[longest]], "cause": host.names[host.name[longest]], "cause_ns": int(excess[best]),
-                      "path": frame.path if frame else None, "line": frame.line if frame else None, "function": frame.function if frame else None})  # fmt: skip
+        found.append({"cause_kind": KINDS[host.kind[longest]], "cause": host.names[host.name[longest]],
+                      "cause_ns": int(excess[best]),
+                      "path": frame.path if frame else None, "line": frame.line if frame else None,
+                      "function": frame.function if frame else None})  # fmt: skip
     return found
 
 

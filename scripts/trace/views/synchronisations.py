@@ -1,7 +1,9 @@
 """Calls in which the host waited for the device, and the place in the job that made them.
 
-Columns: rank, call, op (outermost), annotation, phase, path, line, function (innermost own frame), count, total_ns, longest_ns, steps.
-Counted are *Synchronize calls, and memcpy calls of 100 us or more (a copy that is not pinned blocks). CPU-only captures have none.
+Columns: rank, call, op (outermost), annotation, phase, path, line, function (innermost own frame), count, total_ns,
+longest_ns, steps.
+Counted are *Synchronize calls, and memcpy calls of 100 us or more (a copy that is not pinned blocks). CPU-only captures
+have none.
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ def view(capture: Capture) -> pa.Table:
     groups = Groups(rank, host.name[calls], op, annotation, phase, own)
     first, total = groups.first, groups.sum(length)
     table = pa.table({
-        "rank": pa.array(rank[first].astype(np.int32)), "call": words(host.name[calls][first], host.names), "op": words(op[first], host.names),
-        "annotation": words(annotation[first], host.names), "phase": words(phase[first], list(PHASES)), **place(host, own[first]),
+        "rank": pa.array(rank[first].astype(np.int32)), "call": words(host.name[calls][first], host.names),
+        "op": words(op[first], host.names),
+        "annotation": words(annotation[first], host.names), "phase": words(phase[first], list(PHASES)), **place(host,
+                                                            own[first]),
         "count": integers(groups.count), "total_ns": integers(total), "longest_ns": integers(groups.max(length)),
         "steps": integers(groups.distinct(capture.step_of(rank, host.start[calls]))),
     })  # fmt: skip
