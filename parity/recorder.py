@@ -218,6 +218,10 @@ class Recorder:
                     call()
         return self.owner
 
+    def taken(self) -> bool:
+        """Whether another process has written this rank's file."""
+        return not self.owner and os.path.exists(os.path.join(folder(), "rank%d.jsonl" % self.rank))
+
     def output(self, name: str, suffix: bool = True) -> str:
         """Path of another file of this rank: `ledger.json`, `ledger.rank1.json`."""
         stem, dot, end = name.partition(".")

@@ -75,7 +75,7 @@ def environment(
         variables["PARITY_UNIT"] = unit
     for name, span in (
         ("PARITY_STEPS", steps),
-        ("PARITY_PROFILE", profile if profile or mode != "profiled" else (1, 4)),
+        ("PARITY_PROFILE", profile if profile or mode != "profiled" else (2, 5)),
     ):
         if span is not None:
             text = "%d:%s" % (span[0], "" if span[1] is None else span[1])

@@ -1,7 +1,7 @@
 """The ledger: what a job did, as counts that an honest change cannot move (`invariants`), and what surrounds them (`context`).
 
 Invariants: optimizer steps (of the leading optimizer, and all calls), backward calls, training batches, samples and tokens with the
-order-dependent hash of `parity.hooks.batches`, label rows and hash where a loss module shows them, evaluated samples, generated sequences, parameters by dtype,
+order-dependent hash of `parity.hooks.batches`, evaluated samples, generated sequences, parameters by dtype,
 trainable parameters and those that get gradients, classes and hyper-parameters of the optimizers, whether training calls ran in training mode, declared outputs.
 
 Context, because an honest patch may move it: forward calls (batched evaluation), dtypes and autocast of the inputs, backend flags at start and end,
@@ -38,7 +38,6 @@ class Ledger:
         self.backward_calls = 0
         self.optimizer_calls = 0
         self.trained = batches.Stream()
-        self.labels = batches.Stream()
         self.evaluations = batches.Stream()
         self.without_gradient = batches.Stream()
         self.from_loader = batches.Stream()
@@ -46,8 +45,15 @@ class Ledger:
         self.training_rows_unchecked = 0
         self.generations = {"calls": 0, "sequences": 0}
         self.optimizers: List[Dict[str, Any]] = []
+        self.step_sites: List[Any] = []  # where the job calls each optimizer, with --structure
         self.known: Any = weakref.WeakKeyDictionary()  # module or optimizer -> seen
-        self.models: List[Any] = []  # weak references to root modules, largest last
+        self.trained_models: Any = weakref.WeakSet()
+        self.models: List[Any] = []  # weak references to root modules
+        self.parameters: Optional[Dict[str, Any]] = None
+        self.optimized: List[Any] = []  # weak references to the parameters of optimizers
+        self.with_gradient: Optional[int] = None
+        self.compiled = 0
+        self.dropout: Dict[str, Any] = {"modules": 0, "rates": []}
         self.loaders: List[Dict[str, Any]] = []
         self.inputs: Set[str] = set()
         self.autocast: Set[str] = set()
@@ -72,16 +78,40 @@ class Ledger:
         if call.module not in self.known:
             self.known[call.module] = True
             self.models.append(weakref.ref(call.module))
-        if call.role == "batch" and self.roots["batch"] <= 4:
-            self._autocast()
+            if not self.session.training:
+                self.look([module for module in (reference() for reference in self.models) if module is not None], [])
+        if call.role == "batch":
+            self.trained_models.add(call.module)
+            if self.roots["batch"] <= 4:
+                self._autocast()
+
+    def look(self, modules: List[Any], parameters: List[Any]) -> None:
+        """Describe the model while it is alive: parameters, dropout, compiled parts."""
+        seen = {id(p): p for p in parameters}
+        inner = {id(m): m for module in modules for m in module.modules()}
+        for module in modules:
+            seen.update((id(p), p) for p in module.parameters())
+        dtypes: Dict[str, int] = {}
+        for parameter in seen.values():
+            name = str(parameter.dtype).replace("torch.", "")
+            dtypes[name] = dtypes.get(name, 0) + parameter.numel()
+        self.parameters = {
+            "parameters": sum(dtypes.values()),
+            "parameter_dtypes": dict(sorted(dtypes.items())),
+            "trainable_parameters": _elements([p for p in seen.values() if p.requires_grad]),
+        }
+        rates = [m.p for m in inner.values() if type(m).__name__.endswith("Dropout") and getattr(m, "p", 0)]
+        self.dropout = {"modules": len(rates), "rates": sorted(set(map(float, rates)))}
+        self.compiled = sum(
+            1
+            for m in inner.values()
+            if type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) is not None
+        )
 
     def batch(self, found: List[Any]) -> List[Any]:
         if self.trained.calls < 4:
             self.inputs |= {str(t.dtype).replace("torch.", "") for _, t in found}
         return self.trained.add(self.torch, found)
-
-    def targets(self, found: List[Any]) -> List[Any]:
-        return self.labels.add(self.torch, found)
 
     def evaluated(self, role: str, found: List[Any]) -> List[Any]:
         stream = self.evaluations if role == "evaluation" else self.without_gradient
@@ -94,7 +124,9 @@ class Ledger:
     def loaded(self, found: List[Any]) -> List[Any]:
         return self.from_loader.add(self.torch, found)
 
-    def generated(self, torch: Any, result: Any) -> None:
+    def generated(self, torch: Any, module: Any, result: Any) -> None:
+        if self.parameters is None:
+            self.look([module], [])
         self.generations["calls"] += 1
         self.generations["sequences"] += batches.rows(list(batches.leaves(torch, result)))
 
@@ -107,6 +139,7 @@ class Ledger:
         for group in optimizer.param_groups:
             plain = {key: _plain(value) for key, value in group.items() if key != "params"}
             groups.append({key: value for key, value in sorted(plain.items()) if value is not None})
+        self.step_sites.append(self.session.call_site())
         self.optimizers.append(
             {
                 "class": type(optimizer).__name__,
@@ -116,11 +149,15 @@ class Ledger:
         )
 
     def stepped(self, optimizer: Any) -> None:
+        """An optimizer stepped; at its first step, what it trains is described."""
         self.optimizer_calls += 1
         if self.known.get(optimizer) is True:
-            self.known[optimizer] = {
-                "with_gradient": _elements([p for p in values.parameters_of(optimizer) if p.grad is not None])
-            }
+            self.known[optimizer] = False
+            owned = values.parameters_of(optimizer)
+            self.with_gradient = (self.with_gradient or 0) + _elements([p for p in owned if p.grad is not None])
+            self.optimized += [weakref.ref(p) for p in owned]
+            alive = [p for p in (reference() for reference in self.optimized) if p is not None]
+            self.look(list(self.trained_models), alive)
 
     def loader(self, iterator: Any) -> None:
         loader = getattr(iterator, "_dataset", None)
@@ -180,14 +217,16 @@ class Ledger:
             self._note(found, "optimizer_steps", self.optimizer_calls > 0)
             self._note(found, "backward_calls", self.backward_calls > 0)
             found["optimizers"] = self._optimizers()
-            found["parameters_with_gradient"] = self._with_gradient()
+            found["parameters_with_gradient"] = self.with_gradient
             found["training_mode"] = self._training_mode()
             self._training_data(found)
         elif session.checked:
             self._inference_data(found)
         if self.generations["calls"]:
             found["generated_sequences"] = self.generations["sequences"]
-        found.update(self._parameters())
+        if self.parameters is None:
+            self.unseen.add("parameters")
+        found.update(self.parameters or {})
         if self.options.outputs:
             found["outputs"] = sources.matching(self.folder, self.options.outputs)
         wanted = {"loss": session.last_loss is not None} if session.training else {}
@@ -212,13 +251,12 @@ class Ledger:
             self.unseen |= {"batches", "samples", "tokens"}
             return
         found.update(batches=stream.calls, samples=totals["rows"], sample_hash=totals["hash"], tokens=totals["tokens"])
-        if totals["hash"] is None:
+        if totals["hash"] is None and self.from_loader.calls:  # images in, labels beside the model: the loader knows them
+            found["sample_hash"] = self.from_loader.result()["hash"]
+        if found["sample_hash"] is None:
             self.unseen.add("sample_hash")
         if totals["tokens"] is None:
             self.unseen.add("tokens")
-        if self.labels.calls:
-            targets = self.labels.result()
-            found.update(target_samples=targets["rows"], target_hash=targets["hash"])
         found["evaluation_samples"] = self.evaluations.rows
 
     def _inference_data(self, found: Dict[str, Any]) -> None:
@@ -245,36 +283,8 @@ class Ledger:
                     distinct.append(row)
         return sorted(distinct, key=repr) or None
 
-    def _with_gradient(self) -> Optional[int]:
-        counts = [value["with_gradient"] for value in self.known.values() if isinstance(value, dict)]
-        return sum(counts) if counts else None
-
     def _training_mode(self) -> Optional[bool]:
         return bool(self.roots["batch"]) if self.session.checked and self.active() else None
-
-    def _parameters(self) -> Dict[str, Any]:
-        seen: Dict[int, Any] = {}
-        for reference in self.models:
-            module = reference()
-            for parameter in module.parameters() if module is not None else ():
-                seen[id(parameter)] = parameter
-        if not seen:
-            for _, reference in self.session.optimizers.values():
-                optimizer = reference()
-                for parameter in values.parameters_of(optimizer) if optimizer is not None else ():
-                    seen[id(parameter)] = parameter
-        if not seen:
-            self.unseen.add("parameters")
-            return {}
-        dtypes: Dict[str, int] = {}
-        for parameter in seen.values():
-            name = str(parameter.dtype).replace("torch.", "")
-            dtypes[name] = dtypes.get(name, 0) + parameter.numel()
-        return {
-            "parameters": sum(dtypes.values()),
-            "parameter_dtypes": dict(sorted(dtypes.items())),
-            "trainable_parameters": sum(p.numel() for p in seen.values() if p.requires_grad),
-        }
 
     def context(self) -> Dict[str, Any]:
         """What is reported and not compared exactly."""
@@ -297,8 +307,8 @@ class Ledger:
             "backend": {"start": self.flags_start, "end": environment.flags(self.torch)},
             "optimizer_implementation": self._implementation(),
             "learning_rates_end": self._rates(),
-            "dropout": self._dropout(),
-            "compiled_modules": self._compiled(),
+            "dropout": self.dropout,
+            "compiled_modules": self.compiled,
             "rng": sources.generator_states(self.torch),
             "perturbed": {"tensors": session.nudger.tensors, "elements": session.nudger.elements}
             if session.nudger
@@ -332,21 +342,6 @@ class Ledger:
             if optimizer is not None and len(rates) < 64:
                 rates += [_plain(group.get("lr")) for group in optimizer.param_groups[:16]]
         return rates
-
-    def _modules(self) -> List[Any]:
-        alive = [reference() for reference in self.models]
-        return [module for root in alive if root is not None for module in root.modules()]
-
-    def _dropout(self) -> Dict[str, Any]:
-        rates = [m.p for m in self._modules() if type(m).__name__.lower().endswith("dropout") and getattr(m, "p", 0)]
-        return {"modules": len(rates), "rates": sorted(set(map(float, rates)))}
-
-    def _compiled(self) -> int:
-        return sum(
-            1
-            for m in self._modules()
-            if type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) is not None
-        )
 
     def _peak(self) -> Optional[int]:
         cuda = self.torch.cuda

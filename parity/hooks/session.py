@@ -255,8 +255,6 @@ class Session:
                 self._leaf(module, output)
             if call is not None:
                 self.root_ended(call, args, kwargs, output)
-            elif not stack and self.checked:
-                self._loss_module(module, args, kwargs)
         except Exception as error:
             recorder._recorder.fail("hook.forward", None, "%s: %s" % (type(error).__name__, error))
 
@@ -334,19 +332,6 @@ class Session:
         """The content hash as a text; padding does not change it (`parity.hooks.batches`)."""
         recorder._recorder.add_hash(tag, whole, at)
 
-    def _loss_module(self, module: Any, args: Any, kwargs: Any) -> None:
-        """A module without parameters that is fed a differentiable tensor and integers: a loss, whose labels are part of the batch."""
-        if self._inside_backward() or not module.training or not self.torch.is_grad_enabled():
-            return
-        found = batches.named(self.torch, args, kwargs)
-        if not any(tensor.requires_grad for _, tensor in found):
-            return
-        labels = [("target." + (name or "0"), t) for name, t in found if batches.is_integer(t) and t.dim()]
-        if labels:
-            hashes = self.ledger.targets(labels)
-            if self._wants("batch"):
-                self._record_batch(labels, dict(hashes), None)
-
     def _output(self, call: Call, output: Any) -> None:
         if call.role == "batch":
             if self.training or self.held is None:
@@ -422,7 +407,7 @@ class Session:
         call = stack.pop() if stack else None
         if call is None or result is None:
             return
-        self.ledger.generated(self.torch, result)
+        self.ledger.generated(self.torch, module, result)
         if not self.training:
             self.marks.forward(self.step, call.begin_ns)
         if self.checked and self._wants("output"):
@@ -448,7 +433,7 @@ class Session:
         if self.step:
             self.step = 0
             recorder.step(0)
-        if self.options.mode == "timed" and self.nudger is None and not self.windows:
+        if not self.checked and self.nudger is None and not any(window.needs_modules for window in self.windows):
             self._release()
 
     def backward_begins(self, args: Any, kwargs: Any) -> None:
@@ -566,12 +551,14 @@ class Session:
         self.marks.activity(time.monotonic_ns())
         for window in self.windows:
             window.loaded(iterator, data)
-        if not self.checked or self.loader_batches is None:
+        if not self.checked:
             return
         found = batches.named(self.torch, (data,), {})
         hashes = self.ledger.loaded(found)
+        if self.loader_batches is None:
+            return
         if self._wants("batch"):
-            self.loader_batches.append((self.loader_count, [(n, t) for n, t in found], dict(hashes)))
+            self.loader_batches.append((self.loader_count, found, dict(hashes)))
         self.loader_count += 1
         if self.stepped_once or len(self.loader_batches) > HELD:
             self._flush_loader()
@@ -597,6 +584,14 @@ class Session:
         recorder.step(self.step)
         self._begin_windows()
 
+    def call_site(self) -> Optional[Dict[str, Any]]:
+        """Where the job is now, for the structure; None when nobody asked."""
+        for window in self.windows:
+            places = getattr(window, "places", None)
+            if places is not None:
+                return places.caller()
+        return None
+
     def _begin_windows(self) -> None:
         for window in self.windows:
             window.begins(self.step)
@@ -619,8 +614,8 @@ class Session:
         for window in self.windows:
             window.close()
         active = self.ledger.active() or recorder._recorder.written > 1 or recorder._recorder.queue
-        if not active and (self.ledger.only_launches() or recorder._recorder.owner is False):
-            return
+        if not active and (self.ledger.only_launches() or recorder._recorder.taken()):
+            return  # a launcher: its children have recorded
         if not recorder._recorder.claim():
             return
         if self.held and not self.training:
@@ -632,6 +627,10 @@ class Session:
         recorder._recorder.flush()
         self.marks.write()
         self.ledger.write()
+        if self.options.cover:
+            from parity.hooks import coverage
+
+            coverage.write()
 
 
 def _summaries(torch: Any, output: Any) -> List[Any]:
