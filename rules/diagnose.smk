@@ -6,7 +6,7 @@ Inputs: the profiled run with its events and views, the source, the timed baseli
 from pathlib import Path as _Path
 
 
-def earlier_verdicts(wildcards):
+def tried_before(wildcards):
     """Verdicts of the rounds before, oldest first: what was tried and what happened."""
     return [
         f"{W}/{{proposer}}/r{earlier}/c{candidate}/verdict.json".format(**wildcards)
@@ -90,7 +90,7 @@ rule round_brief:
         findings=W + "/findings.json",
         source=W + "/source.json",
         views=W + "/trace/views/views.json",
-        history=earlier_verdicts,
+        history=tried_before,
         templates=TEMPLATES,
         code=code("diagnose.brief"),
     output:

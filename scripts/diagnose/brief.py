@@ -1,6 +1,8 @@
-"""brief.md: what a proposer reads, and a person too: the goal, the job, where the time goes, the findings, what was tried.
+"""brief.md: what a proposer reads, and a person too: the goal, the job, where the time goes, the findings, what was
+tried.
 
-    python -m scripts.diagnose.brief --spec W/spec/propose.json --structure W/structure.json --findings W/findings.json \\
+    python -m scripts.diagnose.brief --spec W/spec/propose.json --structure W/structure.json --findings
+    W/findings.json \\
         --source W/source.json [--views W/trace/views] [--history verdict.json ...] [--tokens 12000] -o W/brief.md
 
 The words are in `templates/` (Jinja2). A token budget is kept by leaving out the least valuable blocks, and saying so.
@@ -40,11 +42,13 @@ def tokens(text: str) -> int:
 
 
 def within(blocks: list[Block], budget: int, note: Any) -> str:
-    """The blocks in order, the least valuable left out until `budget` tokens hold them and the note that says what is missing.
+    """The blocks in order, the least valuable left out until `budget` tokens hold them and the note that says what
+    is missing.
 
     Raises InputError where even the blocks that must stay are larger.
     """
-    kept, dropped = list(blocks), []
+    kept = list(blocks)
+    dropped: list[str] = []
     while tokens(_joined(kept) + (note(dropped) if dropped else "")) > budget:
         candidates = [b for b in kept if b.worth != KEEP]
         if not candidates:
@@ -64,7 +68,8 @@ def compose(
     history: list[dict[str, Any]],
     budget: int,
 ) -> str:
-    """The brief of a job. `tree` is the source for excerpts, `summary` views.json, `history` rows of earlier candidates."""
+    """The brief of a job. `tree` is the source for excerpts, `summary` views.json, `history` rows of earlier
+    candidates."""
     render = _renderer()
     horizon = findings["horizon"]
     functions = sorted((f for f in structure["functions"] if f["share_of_window"]), key=lambda f: -f["share_of_window"])
@@ -131,7 +136,8 @@ def _renderer() -> Any:
 
 
 class _Lenient(dict[str, Any]):
-    """A document whose missing keys are null, so that a template may ask for an optional field; a misspelt variable still fails."""
+    """A document whose missing keys are null, so that a template may ask for an optional field; a misspelt variable
+    still fails."""
 
     def __missing__(self, key: str) -> None:
         return None

@@ -1,4 +1,5 @@
-"""findings.json: where the job loses time, each loss with evidence, its place in the source and the most it could give back.
+"""findings.json: where the job loses time, each loss with evidence, its place in the source and the most it could
+give back.
 
     python -m scripts.diagnose.findings --spec W/spec/propose.json --structure W/structure.json --views W/trace/views \\
         --events W/trace/events --runs W/timing/aa.json -o W/findings.json
@@ -78,7 +79,8 @@ PLAYBOOK = Path(__file__).resolve().parents[1] / "propose" / "playbook"
 
 @cache
 def known_fixes() -> dict[str, list[str]]:
-    """`{finding id: playbook fix names}`, read from the `FINDINGS` of each fix without importing it; {} without a playbook."""
+    """`{finding id: playbook fix names}`, read from the `FINDINGS` of each fix without importing it; {} without a
+    playbook."""
     fixes: dict[str, list[str]] = {}
     for path in sorted(PLAYBOOK.glob("[a-z]*.py")):
         declared = _constants(path)
@@ -107,9 +109,12 @@ def _constants(path: Path) -> dict[str, Any]:
 
 def load(spec: Path, structure: Path, views: Path, events: Path, runs: list[Path], profiled: Path | None = None) -> Job:
     """A job from its files. Raises InputError."""
-    specification = read_json(spec, "spec")
+    specification = read_json(spec, "spec") if spec else {}
     document = read_json(structure, "structure")
-    timed = timing.load(list(runs), specification)
+    if runs:
+        timed = timing.load(list(runs), specification)
+    else:
+        timed = timing.of_trace(measured.rows(views, "runtime"), measured.views_document(views)["headline"])
     functions = [
         Function(f["path"], f["line"], f["first_line"], f["end_line"], f["name"], f["qualname"], f["calls"])
         for f in document["functions"]
@@ -182,12 +187,16 @@ def _records(folder: Path) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """Program of the rule `findings`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--spec", type=Path, required=True)
+    parser.add_argument("--spec", type=Path, help="the workload; none: a trace alone is diagnosed")
     parser.add_argument("--structure", type=Path, required=True)
     parser.add_argument("--views", type=Path, required=True)
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument(
-        "--runs", type=Path, nargs="+", required=True, help="aa.json, or run.json files of unprofiled runs"
+        "--runs",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="aa.json, or run.json files of unprofiled runs; none: the trace is the job",
     )
     parser.add_argument("--run", type=Path, help="folder of the profiled run (default: the folder that holds --views)")
     parser.add_argument("-o", "--output", type=Path, required=True)

@@ -23,7 +23,8 @@ class NotApplicable(Exception):
 
 @dataclass
 class Finding:
-    """One loss of time. `fraction` is the share of the whole job's wall time at the horizon that would go, None if unknown."""
+    """One loss of time. `fraction` is the share of the whole job's wall time at the horizon that would go, None if
+    unknown."""
 
     id: str
     title: str
@@ -71,9 +72,11 @@ def anchor(site: Row, line: int | None = None, code: str | None = None) -> dict[
 
 @dataclass
 class Job:
-    """One job as measured: `structure` (structure.json), `timing`, host `timeline` (None without events), views as rows.
+    """One job as measured: `structure` (structure.json), `timing`, host `timeline` (None without events), views as
+    rows.
 
-    `view(name)` gives the rows of a view, [] where it was not made. `run` is the profiled run's run.json, `runs` the baselines'.
+    `view(name)` gives the rows of a view, [] where it was not made. `run` is the profiled run's run.json, `runs` the
+    baselines'.
     """
 
     spec: dict[str, Any]
@@ -87,8 +90,12 @@ class Job:
     records: dict[str, Any] = field(default_factory=dict)
 
     def view(self, name: str) -> list[Row]:
-        """Rows of a view."""
-        return self.views(name)
+        """Rows of a view of the first rank; of every rank for the views that compare ranks."""
+        rows = self.views(name)
+        if name in ("overlap", "runtime") or not rows:
+            return rows
+        first = min(r["rank"] for r in rows)
+        return [r for r in rows if r["rank"] == first]
 
     @property
     def training(self) -> bool:
@@ -98,7 +105,7 @@ class Job:
     @property
     def on_gpu(self) -> bool:
         """Whether the profiled window has device work."""
-        return self.device is not None
+        return self.device is not None or bool(self.view("kernels"))
 
     def sites(self, kind: str, in_step: bool = False) -> list[Row]:
         """Sites of a kind, in source order; with `in_step` those whose function ran in the profiled window."""
@@ -106,7 +113,8 @@ class Job:
         return [s for s in found if self.in_step(s)] if in_step else found
 
     def in_step(self, site: Row) -> bool:
-        """Whether a site runs every step: its function ran in the window, inside a loop if the function holds the loop."""
+        """Whether a site runs every step: its function ran in the window, inside a loop if the function holds the
+        loop."""
         function = self.function_of(site)
         if function is None or not function["ran"] or site["guard"]:
             return False
@@ -135,7 +143,8 @@ class Job:
     # time
 
     def call_ns(self, site: Row, names: list[str] | None = None) -> float:
-        """Corrected time in the window of the calls that a site makes; calls of one name in a function share it by line."""
+        """Corrected time in the window of the calls that a site makes; calls of one name in a function share it by
+        line."""
         if self.timeline is None:
             return 0.0
         function = self.function_index(site)
@@ -174,6 +183,37 @@ class Job:
             share += min(1.0, evaluated_ns / max(1.0, self.forward_side_ns)) * self.evaluation_share
         return share
 
+    # the device: its kernels take as long without the profiler, the host does not
+
+    @property
+    def capture_ns(self) -> float:
+        """Length of the captured window as profiled."""
+        return float(self.headline.get("capture_ns") or 1)
+
+    @cached_property
+    def unprofiled_capture_ns(self) -> float:
+        """What the captured steps take in the unprofiled job; the capture itself where no such run is at hand."""
+        steps = self.headline.get("steps") or 0
+        return min(self.capture_ns, self.timing.step_s * 1e9 * steps) if self.timing.runs and steps else self.capture_ns
+
+    def kernel_share(self, kernel_ns: float) -> float:
+        """Share of the whole job of device time, were it all on the critical path."""
+        return min(1.0, kernel_ns / self.unprofiled_capture_ns) * self.timing.steady_share()
+
+    def idle_share(self, lost_ns: float) -> float:
+        """Share of the whole job of device idle time: profiling lengthens it, so it is scaled to the unprofiled idle time."""
+        busy = float(self.headline.get("gpu_busy") or 0.0) * self.capture_ns
+        profiled, actual = self.capture_ns - busy, max(0.0, self.unprofiled_capture_ns - busy)
+        return lost_ns / max(1.0, profiled) * actual / self.unprofiled_capture_ns * self.timing.steady_share()
+
+    def idle_note(self, lost_ns: float) -> str:
+        """How the idle time of the capture stands to the unprofiled job's."""
+        note = f"{lost_ns / 1e6:.1f} ms of {self.capture_ns / 1e6:.1f} ms captured"
+        if not self.timing.runs:
+            return note + ", as profiled: without the profiler the host is faster and the device idles less"
+        share = self.unprofiled_capture_ns / self.capture_ns
+        return note + f"; unprofiled, the same steps take {share:.0%} of that and only the idle part shrinks"
+
     @cached_property
     def forward_side_ns(self) -> float:
         """Window time without backward pass and optimizer."""
@@ -184,7 +224,8 @@ class Job:
 
     @cached_property
     def evaluation_share(self) -> float:
-        """Share of the whole job in evaluations: the excess of the periodic slow steps, once a period over the horizon."""
+        """Share of the whole job in evaluations: the excess of the periodic slow steps, once a period over the
+        horizon."""
         if not self.sites("evaluation") or not self.timing.slow or not self.timing.total_s:
             return 0.0
         each = self.evaluation_s

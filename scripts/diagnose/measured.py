@@ -20,7 +20,7 @@ def events(folder: str | Path, classes: tuple[str, ...]) -> dict[str, Any]:
 
     found = {}
     for name in classes:
-        if (Path(folder) / f"{name}.parquet").is_file():
+        if any((Path(folder) / place / f"{name}.parquet").is_file() for place in ("", "events")):
             found[name] = dataset.read(folder, name, COLUMNS[name])
     return found
 

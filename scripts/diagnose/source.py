@@ -60,6 +60,22 @@ EVALUATION_NAME = re.compile(
 )
 GRAD_FREE = {"torch.no_grad", "torch.inference_mode", "no_grad", "inference_mode", "smart_inference_mode"}
 OPTIMIZERS = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"}
+LOADER_OPTIONS = ("batch_size", "num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "shuffle")
+SDPA_SWITCHES = {
+    "enable_cudnn_sdp",
+    "enable_flash_sdp",
+    "enable_mem_efficient_sdp",
+    "enable_math_sdp",
+    "sdpa_kernel",
+}
+SWITCHES = {
+    "use_deterministic_algorithms",
+    "set_detect_anomaly",
+    "detect_anomaly",
+    "set_float32_matmul_precision",
+    "set_default_dtype",
+    "set_num_threads",
+}
 COLLECTIVES = {
     "all_reduce",
     "all_gather",
@@ -86,7 +102,8 @@ class Function:
 
 @dataclass
 class Site:
-    """A place of one kind. `loops` counts the loops around it inside its function, `guard` is a `step % n` test around it."""
+    """A place of one kind. `loops` counts the loops around it inside its function, `guard` is a `step % n` test
+    around it."""
 
     kind: str
     path: str
@@ -264,139 +281,18 @@ class _Reader(ast.NodeVisitor):
         )
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = self.dotted(node.func)
-        bare = name.rpartition(".")[2]
+        call = _Call(node, self.dotted(node.func))
         if self.functions:
-            self.functions[-1].calls.append(bare)
-        keywords = {k.arg: k.value for k in node.keywords if k.arg}
-        for kind, detail in self.call_kinds(node, name, bare, keywords):
-            self.add(kind, node, bare, **detail)
+            self.functions[-1].calls.append(call.bare)
+        for recognise in (_host_sites, _data_sites, _model_sites, _training_sites, _setting_sites):
+            for kind, detail in recognise(call):
+                self.add(kind, node, call.bare, **detail)
+        if call.bare in {"tril", "triu"} and call.name.startswith("torch.") and self.functions:
+            if self.functions[-1].name != "__init__":
+                self.add("mask_rebuilt", node, call.bare)
+        if call.bare == "eval" and call.method and not node.args:
+            self.add("eval_mode", node, "eval", of=call.owner, no_grad=bool(self.gradless))
         self.generic_visit(node)
-
-    def call_kinds(
-        self, node: ast.Call, name: str, bare: str, keywords: dict[str, ast.expr]
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        method = isinstance(node.func, ast.Attribute)
-        plain = {key: _plain(value) for key, value in keywords.items()}
-        if (method and bare in CAST_TO_HOST and not node.args) or name in SYNCHRONISERS:
-            yield "synchronisation", {"call": bare, "of": _text(node.func.value) if method else name}
-        if name in {"float", "int", "bool"} and node.args and _looks_like_tensor(node.args[0]):
-            yield "synchronisation", {"call": name, "of": _text(node.args[0])}
-        if bare in {"DataLoader", "build_dataloader", "InfiniteDataLoader"}:
-            yield (
-                "dataloader",
-                {
-                    key: plain.get(key)
-                    for key in (
-                        "batch_size",
-                        "num_workers",
-                        "pin_memory",
-                        "persistent_workers",
-                        "prefetch_factor",
-                        "shuffle",
-                    )
-                },
-            )
-        if bare in OPTIMIZERS and (name.startswith(("torch.optim", "optim.")) or "lr" in keywords):
-            yield "optimizer", {"class": bare, "fused": plain.get("fused"), "foreach": plain.get("foreach")}
-        if bare == "zero_grad" and plain.get("set_to_none") is False:
-            yield "zero_grad", {"set_to_none": False}
-        if bare == "zero_" and method and isinstance(node.func.value, ast.Attribute) and node.func.value.attr == "grad":
-            yield "zero_grad", {"set_to_none": False}
-        if (
-            bare in {"tril", "triu"}
-            and name.startswith("torch.")
-            and self.functions
-            and self.functions[-1].name != "__init__"
-        ):
-            yield "mask_rebuilt", {}
-        if bare == "generate":
-            yield (
-                "generate",
-                {"use_cache": plain.get("use_cache"), "batched": None, "max_new_tokens": plain.get("max_new_tokens")},
-            )
-        if plain.get("use_cache") is False and bare != "generate":
-            yield "cache_off", {}
-        if plain.get("padding") == "max_length" or plain.get("pad_to_max_length") is True:
-            yield "padding", {"to": plain.get("max_length"), "how": "tokenizer"}
-        if name in READERS and not (name == "open" and _writes(node, plain)):
-            yield "reading", {"call": name}
-        if (bare in {"encode", "encode_plus", "batch_encode_plus", "tokenize"} and method) or bare == "tokenizer" or (bare in {"tok"} and node.args):
-            yield "encoding", {"call": bare}
-        if name in {"torch.save", "torch.distributed.checkpoint.save"} or bare in {
-            "save_pretrained",
-            "save_checkpoint",
-            "save_model",
-        }:
-            yield "checkpoint", {"call": bare}
-        if (
-            name == "print"
-            or (method and bare in LOGGERS and LOGGER_OWNERS.search(_text(node.func.value)))
-            or name == "json.dump"
-        ):
-            yield "logging", {"call": bare}
-        if bare == "double" and method and not node.args:
-            yield "float64", {"call": "double"}
-        if name == "torch.set_default_dtype" and node.args and "float64" in _text(node.args[0]):
-            yield "float64", {"call": "set_default_dtype"}
-        if any(
-            "torch.float64" in _text(v) or "torch.double" in _text(v) for v in [*node.args, *keywords.values()]
-        ) and (name.startswith("torch.") or bare == "to"):
-            yield "float64", {"call": bare}
-        if bare in {"to", "cuda"} and method:
-            yield (
-                "transfer",
-                {
-                    "call": bare,
-                    "of": _text(node.func.value),
-                    "to": _text(node.args[0]) if node.args else None,
-                    "non_blocking": plain.get("non_blocking"),
-                },
-            )
-        if bare == "cpu" and method and not node.args:
-            yield (
-                "transfer",
-                {"call": "cpu", "of": _text(node.func.value), "to": "cpu", "non_blocking": plain.get("non_blocking")},
-            )
-        if bare == "scaled_dot_product_attention":
-            mask = keywords.get("attn_mask") or (node.args[3] if len(node.args) > 3 else None)
-            yield "sdpa", {"mask": mask is not None and _plain(mask) is not None, "causal": plain.get("is_causal")}
-        if bare in {
-            "enable_cudnn_sdp",
-            "enable_flash_sdp",
-            "enable_mem_efficient_sdp",
-            "enable_math_sdp",
-            "sdpa_kernel",
-        }:
-            yield "sdpa_backend", {"call": bare}
-        if bare in {
-            "use_deterministic_algorithms",
-            "set_detect_anomaly",
-            "set_float32_matmul_precision",
-            "detect_anomaly",
-        }:
-            yield "setting", {"name": bare, "value": _plain(node.args[0]) if node.args else None}
-        if name == "torch.compile" or (bare == "compile" and method and name.startswith(("self.", "model.", "net."))):
-            yield "compile", {"options": plain}
-        if bare == "autocast":
-            yield "autocast", {"options": plain}
-        if bare in {"empty_cache", "collect"} and name in {"torch.cuda.empty_cache", "gc.collect"}:
-            yield "housekeeping", {"call": name}
-        if bare in {"backward", "step"} and method:
-            yield bare, {"of": _text(node.func.value)}
-        if bare in {"clip_grad_norm_", "pin_memory", "set_num_threads"}:
-            yield bare.strip("_"), {}
-        if bare in COLLECTIVES and (name.startswith(("torch.distributed", "dist.")) or "dist" in name):
-            yield "collective", {"call": bare}
-        if bare == "eval" and method and not node.args:
-            yield "eval_mode", {"of": _text(node.func.value), "no_grad": bool(self.gradless)}
-        if "channels_last" in " ".join(_text(v) for v in [*node.args, *keywords.values()]):
-            yield "channels_last", {}
-        if bare in {"tensor", "as_tensor", "from_numpy", "LongTensor", "FloatTensor"} and name.startswith("torch."):
-            yield (
-                "tensor_from_host",
-                {"call": bare, "device": _text(keywords["device"]) if "device" in keywords else None},
-            )
 
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
@@ -486,7 +382,8 @@ class _Reader(ast.NodeVisitor):
 
     def attention_site(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """Two matrix products with a softmax between them, in program order, in one function."""
-        products, softmax = [], []
+        products: list[ast.expr] = []
+        softmax: list[ast.expr] = []
         for inner in _own_nodes(node):
             if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.MatMult):
                 products.append(inner)
@@ -497,12 +394,8 @@ class _Reader(ast.NodeVisitor):
                 elif bare == "softmax":
                     softmax.append(inner)
         for middle in softmax:
-            before = [
-                p
-                for p in products
-                if (p.lineno <= middle.lineno and p not in ast.walk(middle)) or p in list(ast.walk(middle))
-            ]
-            after = [p for p in products if p.lineno >= middle.lineno and p not in before]
+            before = [p for p in products if _precedes(p, middle)]
+            after = [p for p in products if p not in before]
             if before and after:
                 first, last = max(before, key=lambda n: n.lineno), min(after, key=lambda n: n.lineno)
                 text = "\n".join(self.source.texts[self.path][first.lineno - 1 : (last.end_lineno or last.lineno)])
@@ -520,7 +413,8 @@ class _Reader(ast.NodeVisitor):
                 return
 
     def evaluation_site(self, node: ast.FunctionDef | ast.AsyncFunctionDef, gradless: bool) -> None:
-        """A function that evaluates: switches the model to eval(), or is named so and loops; is it free of gradients?"""
+        """A function that evaluates: switches the model to eval(), or is named so and loops; is it free of
+        gradients?"""
         own = list(_own_nodes(node))
         evals = [
             n
@@ -563,6 +457,121 @@ class _Reader(ast.NodeVisitor):
         return ".".join(reversed(parts))
 
 
+class _Call:
+    """A call as the recognisers see it: its resolved dotted name, its last part, the text before it, literal
+    keywords."""
+
+    def __init__(self, node: ast.Call, name: str) -> None:
+        self.node, self.name, self.bare = node, name, name.rpartition(".")[2]
+        self.method = isinstance(node.func, ast.Attribute)
+        self.owner = _text(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+        self.keywords = {k.arg: k.value for k in node.keywords if k.arg}
+        self.plain = {key: _plain(value) for key, value in self.keywords.items()}
+        self.values = [*node.args, *self.keywords.values()]
+
+    def first(self) -> str | None:
+        """The text of the first positional argument."""
+        return _text(self.node.args[0]) if self.node.args else None
+
+
+Sites = Iterator[tuple[str, dict[str, Any]]]
+
+
+def _host_sites(call: _Call) -> Sites:
+    """Waits for the device, moves between host and device, collectives."""
+    node = call.node
+    if (call.method and call.bare in CAST_TO_HOST and not node.args) or call.name in SYNCHRONISERS:
+        yield "synchronisation", {"call": call.bare, "of": call.owner or call.name}
+    if call.name in {"float", "int", "bool"} and node.args and _looks_like_tensor(node.args[0]):
+        yield "synchronisation", {"call": call.name, "of": call.first()}
+    if call.bare in {"to", "cuda"} and call.method:
+        detail = {"call": call.bare, "of": call.owner, "to": call.first()}
+        yield "transfer", {**detail, "non_blocking": call.plain.get("non_blocking")}
+    if call.bare == "cpu" and call.method and not node.args:
+        yield "transfer", {"call": "cpu", "of": call.owner, "to": "cpu", "non_blocking": call.plain.get("non_blocking")}
+    if call.bare in COLLECTIVES and "dist" in call.name:
+        yield "collective", {"call": call.bare}
+    if call.name in {"torch.cuda.empty_cache", "gc.collect"}:
+        yield "housekeeping", {"call": call.name}
+
+
+def _data_sites(call: _Call) -> Sites:
+    """Loading, decoding, encoding, padding, tensors made from host values."""
+    if call.bare in {"DataLoader", "build_dataloader", "InfiniteDataLoader"}:
+        yield "dataloader", {key: call.plain.get(key) for key in LOADER_OPTIONS}
+    if call.plain.get("padding") == "max_length" or call.plain.get("pad_to_max_length") is True:
+        yield "padding", {"to": call.plain.get("max_length"), "how": "tokenizer"}
+    if call.name in READERS and not (call.name == "open" and _writes(call.node, call.plain)):
+        yield "reading", {"call": call.name}
+    if (
+        (call.method and call.bare in {"encode", "encode_plus", "batch_encode_plus", "tokenize"})
+        or call.bare == "tokenizer"
+        or (call.bare == "tok" and call.node.args)
+    ):
+        yield "encoding", {"call": call.bare}
+    if call.name.startswith("torch.") and call.bare in {
+        "tensor",
+        "as_tensor",
+        "from_numpy",
+        "LongTensor",
+        "FloatTensor",
+    }:
+        device = call.keywords.get("device")
+        yield "tensor_from_host", {"call": call.bare, "device": _text(device) if device is not None else None}
+
+
+def _model_sites(call: _Call) -> Sites:
+    """Attention, generation, compilation, precision and memory format."""
+    if call.bare == "generate":
+        yield "generate", {key: call.plain.get(key) for key in ("use_cache", "max_new_tokens")}
+    elif call.plain.get("use_cache") is False:
+        yield "cache_off", {}
+    if call.bare == "scaled_dot_product_attention":
+        mask = call.keywords.get("attn_mask") or (call.node.args[3] if len(call.node.args) > 3 else None)
+        yield "sdpa", {"mask": mask is not None and _plain(mask) is not None, "causal": call.plain.get("is_causal")}
+    if call.bare in SDPA_SWITCHES:
+        yield "sdpa_backend", {"call": call.bare}
+    if call.name == "torch.compile" or (call.bare == "compile" and call.name.startswith(("self.", "model.", "net."))):
+        yield "compile", {"options": call.plain}
+    if call.bare == "autocast":
+        yield "autocast", {"options": call.plain}
+    if (call.bare == "checkpoint" and "utils.checkpoint" in call.name) or call.bare == "gradient_checkpointing_enable":
+        yield "recompute", {"call": call.bare}
+    if call.bare == "double" and call.method and not call.node.args:
+        yield "float64", {"call": "double"}
+    wide = any("torch.float64" in _text(v) or "torch.double" in _text(v) for v in call.values)
+    if wide and (call.name.startswith("torch.") or call.bare == "to"):
+        yield "float64", {"call": call.bare}
+    if any("channels_last" in _text(v) for v in call.values):
+        yield "channels_last", {}
+
+
+def _training_sites(call: _Call) -> Sites:
+    """Optimizers, gradients, logging and checkpoints."""
+    if call.bare in OPTIMIZERS and (call.name.startswith(("torch.optim", "optim.")) or "lr" in call.keywords):
+        yield "optimizer", {"class": call.bare, "fused": call.plain.get("fused"), "foreach": call.plain.get("foreach")}
+    if call.bare == "zero_grad" and call.plain.get("set_to_none") is False:
+        yield "zero_grad", {"set_to_none": False}
+    if call.bare == "zero_" and call.owner.endswith(".grad"):
+        yield "zero_grad", {"set_to_none": False}
+    if call.bare in {"backward", "step"} and call.method:
+        yield call.bare, {"of": call.owner}
+    if call.bare == "clip_grad_norm_":
+        yield "clip_grad_norm", {}
+    saves = {"save_pretrained", "save_checkpoint", "save_model"}
+    if call.name in {"torch.save", "torch.distributed.checkpoint.save"} or call.bare in saves:
+        yield "checkpoint", {"call": call.bare}
+    logs = call.method and call.bare in LOGGERS and LOGGER_OWNERS.search(call.owner)
+    if call.name in {"print", "json.dump"} or logs:
+        yield "logging", {"call": call.bare}
+
+
+def _setting_sites(call: _Call) -> Sites:
+    """Process-wide switches."""
+    if call.bare in SWITCHES:
+        yield "setting", {"name": call.bare, "value": _plain(call.node.args[0]) if call.node.args else None}
+
+
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
     """Nodes of a function without those of functions nested in it, in source order of statements."""
     todo = list(ast.iter_child_nodes(function))
@@ -571,6 +580,14 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             todo += list(ast.iter_child_nodes(node))
+
+
+def _precedes(product: ast.expr, middle: ast.expr) -> bool:
+    """Whether a product is computed before a call: inside its arguments, or written before it and not around it."""
+    if any(node is product for node in ast.walk(middle)):
+        return True
+    around = any(node is middle for node in ast.walk(product))
+    return not around and (product.lineno, product.col_offset) < (middle.lineno, middle.col_offset)
 
 
 def _plain(node: ast.expr) -> Any:

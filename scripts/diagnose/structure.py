@@ -2,7 +2,8 @@
 
     python -m scripts.diagnose.structure --run W/trace --source W/source.json -o W/structure.json
 
-Built from the profiled run (modules.json, events, views) and from the stored source tree; every anchor is checked against
+Built from the profiled run (modules.json, events, views) and from the stored source tree; every anchor is checked
+against
 the tree, and what cannot be verified is left out and counted. The same run and tree give the same file.
 """
 
@@ -29,9 +30,10 @@ STEP_KINDS = ("backward", "step")
 
 
 def extract(
-    source: Source, timeline: Timeline | None, modules: dict[str, Any], views: Path, origin: dict[str, Any]
+    source: Source, timeline: Timeline | None, modules: dict[str, Any], views: Path, identity: str | None
 ) -> dict[str, Any]:
-    """The document without its schema line. `modules` is parity's modules.json or {}; `views` a folder, may be missing."""
+    """The document without its schema line. `modules` is parity's modules.json or {}; `views` a folder, may be
+    missing."""
     ran = _ran(source, timeline)
     kept = _kept(source, ran)
     sites = [s for s in source.sites if s.function == "<module>" or (s.path, s.function) in kept]
@@ -42,7 +44,7 @@ def extract(
     ]
     computed, dropped = _computed(modules, source, timeline, sites)
     return {
-        "tree": origin.get("tree"),
+        "tree": identity,
         "computed": computed,
         "phases": _phases(views),
         "data_path": {
@@ -65,7 +67,8 @@ def extract(
 
 
 def _ran(source: Source, timeline: Timeline | None) -> dict[int, str]:
-    """{function number: "seen" in the window's frames, or "reachable" from the loop that trains when there are no frames}."""
+    """{function number: "seen" in the window's frames, or "reachable" from the loop that trains when there are no
+    frames}."""
     if timeline is not None:
         seen = {int(n): "seen" for n in set(timeline.source.tolist()) if n >= 0}
         if seen:
@@ -145,7 +148,8 @@ def _computed(
 
 
 def _modules(modules: dict[str, Any], source: Source) -> tuple[list[dict[str, Any]], int]:
-    """parity's module rows with their places put in terms of the tree; a place that does not hold that class is left out."""
+    """parity's module rows with their places put in terms of the tree; a place that does not hold that class is left
+    out."""
     dropped, out = 0, []
     for row in modules.get("modules", []):
         row = dict(row)
@@ -166,7 +170,8 @@ def _verified(file: str, line: int | None, source: Source) -> str | None:
 
 
 def _parameters(timeline: Timeline | None) -> int | None:
-    """Parameters as the optimizer touched them in one step: first inputs of the operator that it calls once for each."""
+    """Parameters as the optimizer touched them in one step: first inputs of the operator that it calls once for
+    each."""
     if timeline is None:
         return None
     steps = timeline.named("Optimizer.step#")
@@ -237,30 +242,34 @@ def _lines(source: Source, sites: list[Site]) -> dict[str, dict[str, str]]:
     return {path: dict(sorted(lines.items(), key=lambda item: int(item[0]))) for path, lines in sorted(kept.items())}
 
 
+def _read(place: Path | None) -> tuple[str | None, Source]:
+    """Hash of the tree (None for a plain folder) and the tree as read. Raises InputError where it holds no Python."""
+    if place is None:
+        return None, Source()
+    identity = None if place.is_dir() else str(read_json(place, "source")["tree"])
+    source = sources.read(place if identity is None else stored(identity))
+    if not source.texts:
+        raise InputError(f"{place}: the tree has no Python file that parses")
+    return identity, source
+
+
 def main(argv: list[str] | None = None) -> int:
     """Program of the rule `structure`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--run", type=Path, required=True, help="folder of the profiled run: modules.json, events/, views/"
     )
-    parser.add_argument("--source", type=Path, required=True, help="source.json, or a folder with the source itself")
+    parser.add_argument("--source", type=Path, help="source.json, or a folder with the source; without it no anchors")
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args(argv)
-    if args.source.is_dir():
-        origin, tree = {"tree": None}, args.source
-    else:
-        origin = read_json(args.source, "source")
-        tree = stored(origin["tree"])
-    source = sources.read(tree)
-    if not source.texts:
-        raise InputError(f"{args.source}: the tree has no Python file that parses")
+    identity, source = _read(args.source)
     path = args.run / "modules.json"
     if not path.is_file():
         path = args.run / "records" / "modules.json"
     modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     timeline = build(events(args.run / "events", ("python", "cpu_op", "annotation")), source.functions)
     views_document(args.run / "views")
-    write_json(args.output, "wholejob/structure@1", extract(source, timeline, modules, args.run / "views", origin))
+    write_json(args.output, "wholejob/structure@1", extract(source, timeline, modules, args.run / "views", identity))
     return 0
 
 

@@ -1,8 +1,11 @@
 """Host time of a profiled window as one tree a thread: python frames, operators and annotations, nested by time.
 
-Profiling slows the job, and python most, so times are corrected until the window's steps take as long as the steps of the
-unprofiled run: first a fixed cost for each recorded frame, then interpreted code (python 3.11 slows all of it while a profile
-function is set, measured 1.6 times), then everything alike. Cost: one sort and one pass over the events, about 1 us each.
+Profiling slows the job, and python most, so times are corrected until the window's steps take as long as the steps
+of the
+unprofiled run: first a fixed cost for each recorded frame, then interpreted code (python 3.11 slows all of it while
+a profile
+function is set, measured 1.6 times), then everything alike. Cost: one sort and one pass over the events, about 1 us
+each.
 """
 
 from __future__ import annotations
@@ -26,10 +29,13 @@ INTERPRETER_SLOWDOWN = 1.6  # the most that interpreted code is charged
 
 @dataclass
 class Timeline:
-    """Events of all host threads, in (thread, start, longest first) order; arrays of one length. Times in ns, clipped to the window.
+    """Events of all host threads, in (thread, start, longest first) order; arrays of one length. Times in ns,
+    clipped to the window.
 
-    `parent` is an index or -1, `below` the number of events under an event, `short` the bare callee name (`item`, `encode`,
-    `aten::mm`), `source` an index into `functions` or -1, `owner` the nearest enclosing function of the job, itself included.
+    `parent` is an index or -1, `below` the number of events under an event, `short` the bare callee name (`item`,
+    `encode`,
+    `aten::mm`), `source` an index into `functions` or -1, `owner` the nearest enclosing function of the job, itself
+    included.
     """
 
     functions: list[Function]
@@ -134,7 +140,8 @@ class Timeline:
 
 
 def build(tables: dict[str, Any], functions: list[Function], step_s: float | None = None) -> Timeline | None:
-    """A timeline of the tables `python`, `cpu_op`, `annotation` (pyarrow, docs/formats.md); None where there is no host event.
+    """A timeline of the tables `python`, `cpu_op`, `annotation` (pyarrow, docs/formats.md); None where there is no
+    host event.
 
     `step_s` is the step time of an unprofiled run: with it, times are corrected for the cost of profiling.
     """
@@ -232,7 +239,8 @@ def _gather(tables: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _nest(starts: np.ndarray, ends: np.ndarray, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Parents and subtree sizes by containment; an event that only overlaps its predecessor is its sibling's successor."""
+    """Parents and subtree sizes by containment; an event that only overlaps its predecessor is its sibling's
+    successor."""
     count = len(starts)
     parent, below = np.full(count, -1, dtype=np.int64), np.zeros(count, dtype=np.int64)
     stack: list[int] = []
@@ -261,7 +269,8 @@ def _self_times(starts: np.ndarray, ends: np.ndarray, parent: np.ndarray) -> np.
 
 
 def _match(names: list[str], kinds: np.ndarray, functions: list[Function]) -> np.ndarray:
-    """Index of the job's function that each python frame ran; a frame on the stack at the start has its current line."""
+    """Index of the job's function that each python frame ran; a frame on the stack at the start has its current
+    line."""
     by_name: dict[str, list[int]] = {}
     for number, function in enumerate(functions):
         by_name.setdefault(function.name, []).append(number)
@@ -289,7 +298,8 @@ def _find(name: str, by_name: dict[str, list[int]], functions: list[Function]) -
 
 
 def same_file(traced: str, relative: str) -> bool:
-    """Whether a traced path (absolute, or cut at an import root) and a path of the tree are one file, by whole components."""
+    """Whether a traced path (absolute, or cut at an import root) and a path of the tree are one file, by whole
+    components."""
     left, right = PurePosixPath(traced).parts, PurePosixPath(relative).parts
     shared = min(len(left), len(right))
     return left[-shared:] == right[-shared:]

@@ -19,7 +19,8 @@ class Timing:
     """Seconds of one job, medians over `runs` runs, and the length of job that the user declared.
 
     `startup_s` ends one median step before the first step mark, so that it holds imports, set-up and the warm-up of the
-    first step; `excess_s` is what slow steps take above the median, summed over the run; `tail_s` follows the last mark.
+    first step; `excess_s` is what slow steps take above the median, summed over the run; `tail_s` follows the last
+    mark.
     """
 
     runs: int
@@ -88,6 +89,21 @@ def load(paths: list[str | Path], spec: dict[str, Any]) -> Timing:
     return _timing(rows, durations, spec, str(paths[0]))
 
 
+def of_trace(runtime: list[dict[str, Any]], headline: dict[str, Any]) -> Timing:
+    """A trace taken for the whole job: shares are then of its steps, without start-up, and as slow as profiling made them."""
+    rank = min((r["rank"] for r in runtime), default=0)
+    walls = [r["wall_ns"] / 1e9 for r in runtime if r.get("step") is not None and r["rank"] == rank]
+    capture = (headline.get("capture_ns") or 0) / 1e9
+    if not walls:
+        return Timing(0, capture, 0.0, capture, 0.0, 0.0, 1, 1, source="the trace itself")
+    step = statistics.median(walls)
+    excess = max(0.0, sum(walls) - step * len(walls))
+    slow = [i for i, wall in enumerate(walls) if i and wall > SLOW * step]
+    return Timing(
+        0, sum(walls), 0.0, step, excess, 0.0, len(walls), len(walls), None, walls, slow, None, "the trace itself"
+    )
+
+
 def _timing(rows: list[dict[str, Any]], durations: list[list[float]], spec: dict[str, Any], source: str) -> Timing:
     def middle(key: str) -> float | None:
         values = [row[key] for row in rows if row.get(key) is not None]
@@ -123,9 +139,11 @@ def _timing(rows: list[dict[str, Any]], durations: list[list[float]], spec: dict
 
 
 def slow_steps(marks: list[float], step: float) -> tuple[list[int], int | None]:
-    """Slow steps and their period: the period whose steps are all slow and hold most of the excess, else all slow steps.
+    """Slow steps and their period: the period whose steps are all slow and hold most of the excess, else all slow
+    steps.
 
-    The first step (warm-up) does not count. A disturbed machine makes single steps slow; those of a period stay apart from them.
+    The first step (warm-up) does not count. A disturbed machine makes single steps slow; those of a period stay
+    apart from them.
     """
     excess = {i: max(0.0, value - step) for i, value in enumerate(marks) if i}
     slow = [i for i, value in excess.items() if value > (SLOW - 1) * step]
@@ -133,7 +151,7 @@ def slow_steps(marks: list[float], step: float) -> tuple[list[int], int | None]:
     best: tuple[float, int, list[int]] | None = None
     for period in range(2, len(marks) // 2 + 1):
         for offset in range(period):
-            members = [i for i in range(offset or period, len(marks), period)]
+            members = list(range(offset or period, len(marks), period))
             if len(members) >= 2 and all(i in slow for i in members):
                 # what the members hold beyond what as many steps taken at random would
                 score = sum(excess[i] for i in members) - len(members) * total / max(1, len(marks) - 1)

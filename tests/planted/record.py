@@ -1,9 +1,12 @@
-"""Run a job under torch.profiler with step marks, with nothing but torch: what the planted jobs and a bare GPU machine use.
+"""Run a job under torch.profiler with step marks, with nothing but torch: what the planted jobs and a bare GPU
+machine use.
 
-    python tests/planted/record.py --out DIR [--window 2:5] [--plain] -- job.py ARGS...
+    python tests/planted/record.py --out DIR [--window 2:5] [--plain] [--cpu-clock] -- job.py ARGS...
 
-Steps are optimizer steps; in a job without an optimizer, calls of the outermost module. Leaves DIR/trace.json.gz (window only),
-DIR/records/steps.jsonl and DIR/run.json in the form of docs/formats.md. `--plain` leaves the trace out: the job's own speed.
+Steps are optimizer steps; in a job without an optimizer, calls of the outermost module. Leaves DIR/trace.json.gz
+(window only),
+DIR/records/steps.jsonl and DIR/run.json in the form of docs/formats.md. `--plain` leaves the trace out: the job's
+own speed.
 """
 
 import argparse
@@ -17,7 +20,9 @@ import sys
 import time
 from pathlib import Path
 
-START = time.monotonic_ns()
+# On a machine shared with others, process CPU time tells what a one-thread job would take alone.
+now = time.process_time_ns if "--cpu-clock" in sys.argv else time.monotonic_ns
+START = now() if now is time.monotonic_ns else 0
 
 
 class Recorder:
@@ -26,16 +31,48 @@ class Recorder:
     def __init__(self, out, window, plain):
         self.out, self.window, self.plain = Path(out), window, plain
         self.marks, self.begin, self.profiler, self.depth, self.trains = [], None, None, 0, False
+        self.imported, self.batches = None, []
         (self.out / "records").mkdir(parents=True, exist_ok=True)
 
     def install(self):
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self.torch = torch
+        self.torch, self.imported = torch, now()
         register_optimizer_step_post_hook(lambda *_: self.step(training=True))
         torch.nn.modules.module.register_module_forward_pre_hook(self.enter)
+        outer, recorder = torch.nn.Module.__call__, self
+
+        # torch's tracer reads the local `self` of Module.__call__: another name there is a segmentation fault
+        def call(self, *values, **named):
+            if recorder.depth == 0 and len(recorder.batches) < 8:
+                recorder.batch([*values, *named.values()])
+            return outer(self, *values, **named)
+
+        if not self.plain:
+            torch.nn.Module.__call__ = call
         torch.nn.modules.module.register_module_forward_hook(self.leave, always_call=True)
+
+    def batch(self, values):
+        """Summaries of integer inputs, as parity records them: enough to see padding."""
+        for value in values:
+            if isinstance(value, self.torch.Tensor) and not value.is_floating_point() and value.numel() > 64:
+                flat = value.detach().flatten()
+                picks = flat[self.torch.linspace(0, flat.numel() - 1, 64).long().to(flat.device)].tolist()
+                self.batches.append(
+                    {
+                        "tag": "batch",
+                        "step": len(self.marks),
+                        "occurrence": 0,
+                        "kind": "tensor",
+                        "dtype": str(value.dtype),
+                        "shape": list(value.shape),
+                        "min": int(flat.min()),
+                        "max": int(flat.max()),
+                        "abs_mean": float(flat.double().abs().mean()),
+                        "samples": picks,
+                    }
+                )
 
     def enter(self, *_):
         self.depth += 1
@@ -48,9 +85,9 @@ class Recorder:
     def step(self, training):
         if training and not self.trains:
             self.trains, self.marks = True, []
-        now = time.monotonic_ns()
-        self.marks.append((self.begin or START, now))
-        self.begin = now
+        mark = now()
+        self.marks.append((self.begin or START, mark))
+        self.begin = mark
         done = len(self.marks)
         if not self.plain and done == self.window[0]:
             activities = [self.torch.profiler.ProfilerActivity.CPU]
@@ -70,14 +107,15 @@ class Recorder:
             with plain.open("rb") as raw, gzip.open(self.out / "trace.json.gz", "wb", compresslevel=1) as packed:
                 shutil.copyfileobj(raw, packed)
             plain.unlink()
-            self.begin = time.monotonic_ns()
+            self.begin = now()
 
     def finish(self):
         self.stop()
-        end = time.monotonic_ns()
+        end = now()
         with (self.out / "records" / "steps.jsonl").open("w") as file:
             file.write(
-                json.dumps({"schema": "parity/steps@1", "process_start_ns": START, "torch_imported_ns": None}) + "\n"
+                json.dumps({"schema": "parity/steps@1", "process_start_ns": START, "torch_imported_ns": self.imported})
+                + "\n"
             )
             for number, (begin, mark) in enumerate(self.marks):
                 file.write(
@@ -86,6 +124,9 @@ class Recorder:
                     )
                     + "\n"
                 )
+        with (self.out / "records" / "rank0.jsonl").open("w") as file:
+            for row in [{"schema": "parity/records@1", "torch": self.torch.__version__}, *self.batches]:
+                file.write(json.dumps(row) + "\n")
         usage, gpu = resource.getrusage(resource.RUSAGE_SELF), self.torch.cuda.is_available()
         since = [(mark - START) / 1e9 for _, mark in self.marks]
         run = {
@@ -98,7 +139,7 @@ class Recorder:
             "command": sys.argv,
             "tree": None,
             "environment": {"torch": self.torch.__version__, "gpus": []},
-            "started_ns": START,
+            "started_ns": time.time_ns(),
             "wall_s": (end - START) / 1e9,
             "cpu_user_s": usage.ru_utime,
             "cpu_system_s": usage.ru_stime,
@@ -132,6 +173,7 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--window", default="2:5")
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--cpu-clock", action="store_true", help="step marks and wall_s in CPU seconds of the process")
     parser.add_argument("command", nargs="+", help="-- script.py ARGS")
     args = parser.parse_args()
     first, last = args.window.split(":")

@@ -21,7 +21,8 @@ def detect(job: Job) -> list[Finding]:
 
 
 def handwritten(job: Job, site: Row) -> Finding | None:
-    """Everything between the first and the last product, forward and backward, less what a fused kernel must still do."""
+    """Everything between the first and the last product, forward and backward, less what a fused kernel must still
+    do."""
     timeline = job.timeline
     if timeline is None:
         return None
@@ -34,8 +35,9 @@ def handwritten(job: Job, site: Row) -> Finding | None:
     forward_ns, backward = timeline.total_ns(forward), job.backward(inside)
     product_ns = timeline.total_ns(products)
     product_ns += job.backward(products) if backward else 0.0
-    # a fused kernel still multiplies, and under a causal mask it may skip half of the blocks
-    floor = product_ns * (0.5 if site["detail"].get("causal") else 1.0)
+    # a fused kernel still multiplies and exponentiates; under a causal mask it may skip up to half of the blocks
+    softmax = timeline.total_ns([i for i in inside if timeline.name[i] == "aten::_softmax"])
+    floor = (product_ns + softmax) * (0.75 if site["detail"].get("causal") else 1.0)
     gone = max(0.0, forward_ns + backward - floor)
     evaluated = (
         max(0.0, forward_ns - floor * forward_ns / max(1.0, forward_ns + backward)) if job.evaluates(site) else 0.0
@@ -44,11 +46,13 @@ def handwritten(job: Job, site: Row) -> Finding | None:
     return Finding(
         "attention_handwritten",
         f"Attention is written out in {site['function']}: products, mask and softmax as separate operators",
-        "Every score matrix (batch x heads x length x length) is written to memory and read again by each operator, forward and "
+        "Every score matrix (batch x heads x length x length) is written to memory and read again by each operator, "
+        "forward and "
         "backward; torch.nn.functional.scaled_dot_product_attention computes the same without storing it.",
         share,
-        f"forward {job.per_step_s(forward_ns) * 1e3:.2f} ms + backward {job.per_step_s(backward) * 1e3:.2f} ms of attention "
-        f"a step, less {job.per_step_s(floor) * 1e3:.2f} ms of matrix products that stay: {job.wall_note(gone)}"
+        f"forward {job.per_step_s(forward_ns) * 1e3:.2f} ms + backward {job.per_step_s(backward) * 1e3:.2f} ms of "
+        "attention "
+        f"a step, less {job.per_step_s(floor) * 1e3:.2f} ms of products and softmax that stay: {job.wall_note(gone)}"
         + (
             f"; the same share of the forward part of evaluations ({job.evaluation_share:.1%} of the job)"
             if evaluated
@@ -71,10 +75,10 @@ def handwritten(job: Job, site: Row) -> Finding | None:
                 "events: backward nodes by sequence number",
             ),
             evidence(
-                "matrix products that stay",
+                "products and softmax that stay",
                 job.per_step_s(floor) * 1e3,
                 "ms/step",
-                "events: aten::bmm and its backward",
+                "events: aten::bmm with its backward, aten::_softmax",
             ),
         ],
     )
@@ -89,7 +93,8 @@ def _more(job: Job, site: Row) -> list[dict[str, object]]:
 
 
 def _span(timeline: Timeline, function: int) -> list[int]:
-    """Direct children of each frame of the function, from its first product to its last, modules' own products aside."""
+    """Direct children of each frame of the function, from its first product to its last, modules' own products
+    aside."""
     found: list[int] = []
     for frame in timeline.of_function(function) if function >= 0 else []:
         children, child, stop = [], frame + 1, frame + 1 + int(timeline.below[frame])
@@ -122,7 +127,7 @@ def math_path(job: Job) -> list[Finding]:
     if job.on_gpu:
         device = sum(r["total_ns"] for r in kernels)
         capture = job.headline.get("capture_ns") or 1
-        share = device / capture * job.timing.steady_share()
+        share = job.kernel_share(device)
         note = (
             f"{device / 1e6:.2f} ms of kernels in a capture of {capture / 1e6:.1f} ms, were they on the critical path"
         )
@@ -131,7 +136,8 @@ def math_path(job: Job) -> list[Finding]:
         Finding(
             "attention_math_path",
             "scaled_dot_product_attention runs its reference (math) implementation",
-            "No fused kernel accepts the inputs as they are (mask, dtype, head size, stride, or a backend switched off).",
+            "No fused kernel accepts the inputs as they are (mask, dtype, head size, stride, or a backend switched "
+            "off).",
             share,
             f"all of it, forward and backward: {note}",
             "medium",

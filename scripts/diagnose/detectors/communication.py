@@ -30,10 +30,11 @@ def exposed(job: Job) -> list[Finding]:
         Finding(
             "communication_exposed",
             f"Communication runs alone {share:.0%} of the time",
-            "Gradients are reduced when nothing is left to compute; larger buckets, an earlier start or a hook that overlaps hide it."
-            + (f" {waits / 1e6:.1f} ms of it is waiting for other ranks." if waits else ""),
-            share * job.timing.steady_share(),
-            f"{(worst['exposed_ns'] or 0) / 1e6:.1f} ms exposed on rank {worst['rank']} of {capture / 1e6:.1f} ms captured",
+            "Gradients are reduced when nothing is left to compute; larger buckets, an earlier start or a hook that "
+            "overlaps hide it." + (f" {waits / 1e6:.1f} ms of it is waiting for other ranks." if waits else ""),
+            job.kernel_share(worst["exposed_ns"] or 0),
+            f"{(worst['exposed_ns'] or 0) / 1e6:.1f} ms exposed on rank {worst['rank']} of {capture / 1e6:.1f} ms "
+            "captured",
             "medium",
             ["config", "python"],
             [anchor(s) for s in job.sites("collective")],
@@ -65,7 +66,8 @@ def straggler(job: Job) -> list[Finding]:
         Finding(
             "straggler_rank",
             f"Rank {rank} is behind the others in {often} of {len(behind)} steps",
-            "The other ranks wait for it in every collective: look at its data, its clocks and what else runs on its host.",
+            "The other ranks wait for it in every collective: look at its data, its clocks and what else runs on its "
+            "host.",
             late / wall * job.timing.steady_share(),
             f"{late / 1e6:.1f} ms behind the median rank in {wall / 1e6:.1f} ms of steps",
             "medium",

@@ -9,7 +9,8 @@ PREPARATION = ("encoding", "reading", "tensor_from_host")
 
 
 def detect(job: Job) -> list[Finding]:
-    """Data-loader wait of the main thread; encoding, decoding and conversion called in every step by the job's own code."""
+    """Data-loader wait of the main thread; encoding, decoding and conversion called in every step by the job's own
+    code."""
     found = [*loader(job), *work(job), *masks(job)]
     if not found and job.timeline is None:
         raise NotApplicable("the profiled run has no python frames or operators")
@@ -46,7 +47,8 @@ def loader(job: Job) -> list[Finding]:
             "loader_bound",
             "The step waits for its batch: "
             + ("fetched on the main thread" if in_place else "workers are too slow or too few"),
-            f"The DataLoader runs without {', '.join(missing) or 'enough workers'}; each batch is made while nothing else runs."
+            f"The DataLoader runs without {', '.join(missing) or 'enough workers'}; each batch is made while nothing "
+            "else runs."
             if in_place
             else "Workers do not keep up with the step.",
             share,
@@ -77,6 +79,7 @@ def work(job: Job) -> list[Finding]:
             of_callee = [s for s in sites if s["callee"] == callee]
             if callee == "<comprehension>":
                 # a whole-function comprehension (`encode`) is paid by the caller's call site; stacking slices is no encoding
+
                 continue
             spent += job.call_ns(of_callee[0], [callee])
         kinds = {s["kind"] for s in sites}
@@ -124,7 +127,8 @@ def _finding(job: Job, spent: float, sites: list[Row], groups: list[tuple[float,
     return Finding(
         "work_in_step",
         f"{site['function']} prepares data in every step ({what})",
-        "Python work on the same input is repeated in each step; done once before the loop, or in a worker, it leaves the step.",
+        "Python work on the same input is repeated in each step; done once before the loop, or in a worker, it leaves "
+        "the step.",
         job.share(spent, evaluated),
         f"calls of {what} in {site['function']}: {job.wall_note(spent)}"
         + (f"; evaluations ({job.evaluation_share:.1%} of the job) repeat it" if evaluated else ""),

@@ -32,7 +32,8 @@ ACCELERATORS = {
 
 
 def detect(job: Job) -> list[Finding]:
-    """Each check reads the run's fingerprint, the workload's variables or the source, and stays silent where they do not say."""
+    """Each check reads the run's fingerprint, the workload's variables or the source, and stays silent where they do
+    not say."""
     environment = job.run.get("environment") or {}
     header = job.records.get("header", {})
     return [

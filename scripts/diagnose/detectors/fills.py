@@ -50,8 +50,10 @@ def deterministic_fill(job: Job) -> tuple[list[Finding], int]:
         Finding(
             "deterministic_fill",
             f"Deterministic mode fills {len(fills) / steps:.0f} new tensors a step that are overwritten at once",
-            "torch.use_deterministic_algorithms(True) also sets torch.utils.deterministic.fill_uninitialized_memory: every empty tensor "
-            "is filled with NaN first. It guards against reading uninitialised memory, and changes no result otherwise.",
+            "torch.use_deterministic_algorithms(True) also sets torch.utils.deterministic.fill_uninitialized_memory: "
+            "every empty tensor "
+            "is filled with NaN first. It guards against reading uninitialised memory, and changes no result "
+            "otherwise.",
             share,
             f"the fills: {note}",
             "high",
@@ -72,15 +74,15 @@ def deterministic_fill(job: Job) -> tuple[list[Finding], int]:
 
 def _on_device(job: Job, host_ns: float) -> tuple[float, str]:
     """A fill costs its kernel when the device is busy and its launch when the device waits: the larger is the bound."""
-    capture = job.headline.get("capture_ns") or 1
     kernels = [
         r for r in job.view("kernels") if r.get("op") == "aten::fill_" and (r.get("top_op") or "") != "aten::fill_"
     ]
     device_ns = sum(r["total_ns"] for r in kernels)
-    host_share, device_share = host_ns / job.window_ns, device_ns / capture
-    share = max(host_share, device_share) * job.timing.steady_share()
+    host_share, device_share = job.share(host_ns), job.kernel_share(device_ns)
+    share = max(host_share, device_share)
     return share, (
-        f"{host_ns / 1e6:.1f} ms of host time in launching them ({host_share:.1%} of the window) and {device_ns / 1e6:.1f} ms of "
+        f"{host_ns / 1e6:.1f} ms of host time in launching them ({host_share:.1%} of the window) and "
+        f"{device_ns / 1e6:.1f} ms of "
         f"kernels; the larger share counts"
     )
 
@@ -108,9 +110,11 @@ def gradients(job: Job) -> list[Finding]:
             Finding(
                 "tiny_kernels",
                 f"{site['function']} fills every gradient with zeros and adds to it",
-                "Gradients set to None are written once by the backward pass instead of being filled, read and written again.",
+                "Gradients set to None are written once by the backward pass instead of being filled, read and "
+                "written again.",
                 job.share(spent + accumulate),
-                f"zeroing {job.per_step_s(spent) * 1e3:.2f} ms and adding {job.per_step_s(accumulate) * 1e3:.2f} ms a step: {job.wall_note(spent + accumulate)}",
+                f"zeroing {job.per_step_s(spent) * 1e3:.2f} ms and adding {job.per_step_s(accumulate) * 1e3:.2f} ms a "
+                f"step: {job.wall_note(spent + accumulate)}",
                 "high",
                 ["config", "python"],
                 [anchor(site)],
@@ -134,7 +138,7 @@ def tiny(job: Job, filled: int) -> list[Finding]:
     every = sum(r["count"] for r in job.view("kernels")) or 1
     if count / steps < 500 or waiting / capture < 0.02:
         return []
-    share = waiting * count / every / capture * job.timing.steady_share()
+    share = job.idle_share(waiting * count / every)
     groups: dict[tuple[str, str], list[dict[str, object]]] = {}
     for row in sorted(rows, key=lambda r: -r["count"]):
         groups.setdefault((row.get("function") or "?", row.get("top_op") or row.get("op") or "?"), []).append(row)
@@ -151,7 +155,8 @@ def tiny(job: Job, filled: int) -> list[Finding]:
             "Each costs a launch; foreach functions, fused optimizers, torch.compile or CUDA graphs join them."
             + (f" {filled / steps:.0f} of them fill new tensors (deterministic mode)." if filled else ""),
             share,
-            f"device waiting for launches {waiting / 1e6:.1f} ms of {capture / 1e6:.1f} ms captured, {count / every:.0%} of the launches",
+            f"device waiting for launches {waiting / 1e6:.1f} ms of {capture / 1e6:.1f} ms captured, "
+            f"{count / every:.0%} of the launches",
             "medium",
             ["python", "config"],
             list({(a["path"], a["line"]): a for a in anchors}.values())[:5],

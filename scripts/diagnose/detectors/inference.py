@@ -25,7 +25,8 @@ def _model_calls(timeline: Timeline) -> list[int]:
 
 
 def _tokens(timeline: Timeline, call: int) -> tuple[int, int] | None:
-    """(batch, length) that a module call works on: the widest leading sizes of its first embedding or linear operator."""
+    """(batch, length) that a module call works on: the widest leading sizes of its first embedding or linear
+    operator."""
     for i in timeline.under(call):
         dims = timeline.dims[i]
         if timeline.name[i] not in ("aten::embedding", "aten::linear") or not dims:
@@ -72,7 +73,8 @@ def cache_missed(job: Job) -> list[Finding]:
             f"Generation computes the whole prefix again for every token ({grown} calls in the window)",
             "Without a key-value cache each new token pays for all tokens before it; with one it pays for itself.",
             job.share(gone),
-            f"operators in {grown} calls whose length grew by one: {job.per_step_s(products) * 1e3:.2f} ms a step, of which one token's part "
+            f"operators in {grown} calls whose length grew by one: {job.per_step_s(products) * 1e3:.2f} ms a step, of "
+            "which one token's part "
             f"and 4 us an operator stay: {job.wall_note(gone)}",
             "high" if sites else "medium",
             ["python", "config"],
@@ -133,10 +135,12 @@ def padding(job: Job) -> list[Finding]:
         Finding(
             "padding_waste",
             f"{share_padded:.0%} of the tokens that the model computes on are padding",
-            "Batches are padded to a fixed length, whatever they hold; padded to the longest of the batch (or bucketed by length, where "
+            "Batches are padded to a fixed length, whatever they hold; padded to the longest of the batch (or "
+            "bucketed by length, where "
             "the order of the data may change) the model does less.",
             job.share(gone, sum(_work_ns(timeline, i) for i in calls) * share_padded if job.training else 0.0),
-            f"{share_padded:.0%} of {job.per_step_s(work) * 1e3:.2f} ms of operators in the model a step: {job.wall_note(gone)}",
+            f"{share_padded:.0%} of {job.per_step_s(work) * 1e3:.2f} ms of operators in the model a step: "
+            f"{job.wall_note(gone)}",
             "medium",
             ["python"],
             [anchor(s) for s in sites],
@@ -146,7 +150,8 @@ def padding(job: Job) -> list[Finding]:
 
 
 def _padded_share(job: Job) -> tuple[float | None, str]:
-    """From a recorded 0/1 mask's mean, or from how much of the recorded samples of a token batch is one repeated value."""
+    """From a recorded 0/1 mask's mean, or from how much of the recorded samples of a token batch is one repeated
+    value."""
     records = job.records.get("batch", [])
     masks = [
         r

@@ -13,8 +13,8 @@ def detect(job: Job) -> list[Finding]:
         raise NotApplicable("no device work in the trace")
     rows = [r for r in job.view("lost_time") if r["kind"] in ("launch_bound", "host_busy")]
     lost = sum(r["lost_ns"] for r in rows)
-    capture = job.headline.get("capture_ns") or 1
-    if lost / capture < 0.02:
+    share = job.idle_share(lost)
+    if share < 0.01:
         return []
     walks = _module_walks(job)
     rows.sort(key=lambda r: -r["lost_ns"])
@@ -30,17 +30,18 @@ def detect(job: Job) -> list[Finding]:
     return [
         Finding(
             "launch_bound",
-            f"The device idles {lost / capture:.0%} of the time because work does not arrive",
-            "Kernels are shorter than the host's time to launch the next one. Fewer, larger kernels (fused and foreach functions, "
+            f"The device idles {share:.0%} of the job because work does not arrive",
+            "Kernels are shorter than the host's time to launch the next one. Fewer, larger kernels (fused and "
+            "foreach functions, "
             "torch.compile, CUDA graphs) or less python between them close the gaps."
             + (f" {walks[1]}" if walks else ""),
-            lost / capture * job.timing.steady_share(),
-            f"{lost / 1e6:.1f} ms idle behind the host in {capture / 1e6:.1f} ms captured; steady steps are {job.timing.steady_share():.0%} of the job",
+            share,
+            f"idle behind the host: {job.idle_note(lost)}; steady steps are {job.timing.steady_share():.0%} of the job",
             "medium",
             ["python", "config", "kernel"],
             anchors + (walks[0] if walks else []),
             [
-                evidence("idle behind the host", lost / capture, "share", "views: lost_time"),
+                evidence("idle behind the host, as profiled", lost / job.capture_ns, "share", "views: lost_time"),
                 evidence("kernels", job.headline.get("kernels_per_step"), "per step", "views: headline"),
                 evidence("most of it", "; ".join(dict.fromkeys(top)), "", "views: lost_time"),
             ],
@@ -69,5 +70,8 @@ def _module_walks(job: Job) -> tuple[list[dict[str, object]], str] | None:
         for n, f in enumerate(timeline.functions)
         if n in owners
     ]
-    text = f"Walking the module tree takes {job.per_step_s(spent) * 1e3:.1f} ms a step in {len(outer) / max(1, timeline.steps):.0f} walks."
+    text = (
+        f"Walking the module tree takes {job.per_step_s(spent) * 1e3:.1f} ms a step in "
+        f"{len(outer) / max(1, timeline.steps):.0f} walks."
+    )
     return anchors[:4], text

@@ -16,13 +16,14 @@ def detect(job: Job) -> list[Finding]:
 
 
 def headroom(job: Job) -> list[Finding]:
-    """More than half of the device is free while its kernels are small: a larger batch would fit. No ceiling: it changes what is computed."""
+    """More than half of the device is free while its kernels are small: a larger batch would fit. No ceiling: it
+    changes what is computed."""
     capacity = (job.device or {}).get("capacity_bytes")
     peak = job.run.get("peak_device_bytes") or job.headline.get("peak_allocated_bytes")
     idle = job.headline.get("gpu_idle") or 0.0
     if not capacity or not peak or peak > capacity / 2:
         return []
-    recompute = [s for s in job.sites("recompute")]
+    recompute = job.sites("recompute")
     return [
         Finding(
             "memory_headroom",
@@ -55,7 +56,7 @@ def thrash(job: Job) -> list[Finding]:
             f"The allocator asks the driver for memory in {len(busy)} of {len(steps)} steps",
             "torch.cuda.empty_cache() in the step, or sizes that change so much that cached blocks do not fit "
             "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True).",
-            spent / capture * job.timing.steady_share(),
+            job.idle_share(spent),
             f"{spent / 1e6:.1f} ms in {', '.join(r['name'] for r in calls)} of {capture / 1e6:.1f} ms captured",
             "medium",
             ["config", "python"],

@@ -46,7 +46,8 @@ def unfused(job: Job) -> list[Finding]:
             ("The foreach implementation" if foreach else "The for-loop implementation (the default on CPU)")
             + " launches several operators for each parameter or list; fused=True does the update in one kernel.",
             job.share(gone),
-            f"optimizer step {job.per_step_s(total) * 1e3:.2f} ms, less {job.per_step_s(min(floor, 0.5 * total)) * 1e3:.2f} ms for one "
+            f"optimizer step {job.per_step_s(total) * 1e3:.2f} ms, less "
+            f"{job.per_step_s(min(floor, 0.5 * total)) * 1e3:.2f} ms for one "
             f"pass over {parameters:,} parameters: {job.wall_note(gone)}",
             "high",
             ["config"],
@@ -101,8 +102,10 @@ def ema(job: Job) -> list[Finding]:
         found.append(
             Finding(
                 "ema_loop",
-                f"{site['function']} updates a moving average tensor by tensor ({updates / max(1, job.timeline.steps):.0f} calls a step)",
-                "Each tensor costs several small operators and their launches; torch._foreach_ functions do them in one call each.",
+                f"{site['function']} updates a moving average tensor by tensor "
+                f"({updates / max(1, job.timeline.steps):.0f} calls a step)",
+                "Each tensor costs several small operators and their launches; torch._foreach_ functions do them in "
+                "one call each.",
                 job.share(gone),
                 f"the loop, less a quarter of its operators' own time: {job.wall_note(gone)}",
                 "medium",

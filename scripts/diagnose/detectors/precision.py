@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.diagnose.job import Finding, Job, NotApplicable, anchor, evidence
+from scripts.diagnose.job import Finding, Job, NotApplicable, Row, anchor, evidence
 from scripts.diagnose.timeline import OPERATOR
 
 LOOKED_FOR = ("double_precision",)
@@ -27,12 +27,25 @@ def detect(job: Job) -> list[Finding]:
         Finding(
             "double_precision",
             f"{len(heavy) / max(1, timeline.steps):.0f} matrix products a step run in float64",
-            "A double constant, numpy array or default dtype leaks into the model; float32 halves the bytes and doubles the lanes.",
+            "A double constant, numpy array or default dtype leaks into the model; float32 halves the bytes and "
+            "doubles the lanes.",
             job.share(gone),
-            f"operators with float64 inputs, forward and backward, at 2.24 times (measured on CPU): {job.wall_note(gone)}",
-            "high" if job.sites("float64") else "medium",
+            "operators with float64 inputs, forward and backward, at 2.24 times (measured on CPU): "
+            f"{job.wall_note(gone)}",
+            "high" if _places(job) else "medium",
             ["python", "config"],
-            [anchor(s) for s in job.sites("float64")],
+            [anchor(s) for s in _places(job)],
             [evidence("float64 operators", len(doubles) / max(1, timeline.steps), "per step", "events: input types")],
         )
     ]
+
+
+def _places(job: Job) -> list[Row]:
+    """Where float64 enters: casts, dtypes, the default dtype, arrays taken from numpy as they are."""
+    default = [
+        s
+        for s in job.sites("setting")
+        if s["detail"]["name"] == "set_default_dtype" and "64" in str(s["detail"]["value"])
+    ]
+    arrays = [s for s in job.sites("tensor_from_host") if s["detail"]["call"] == "from_numpy"]
+    return [*job.sites("float64"), *default, *arrays]

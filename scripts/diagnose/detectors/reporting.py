@@ -36,7 +36,8 @@ def statistics(job: Job) -> list[Finding]:
             Finding(
                 "logging_expensive",
                 f"{site['function']} reads statistics of every parameter in every step",
-                "One small operator and one wait for its result for each parameter; a foreach norm, or every n-th step, tells the same.",
+                "One small operator and one wait for its result for each parameter; a foreach norm, or every n-th "
+                "step, tells the same.",
                 job.share(spent),
                 f"the loop over parameters: {job.wall_note(spent)}",
                 "high",
@@ -95,7 +96,10 @@ def checkpoints(job: Job) -> list[Finding]:
         note = job.wall_note(spent)
         if site["guard"] and job.timing.slow and not job.sites("evaluation"):
             share = job.timing.excess_share()
-            note = f"the excess of {len(job.timing.slow)} slow steps is {share:.1%} of the job, and only this is done every few steps"
+            note = (
+                f"the excess of {len(job.timing.slow)} slow steps is {share:.1%} of the job, and only this is done "
+                "every few steps"
+            )
         if share < 0.005:
             continue
         found.append(
@@ -103,7 +107,8 @@ def checkpoints(job: Job) -> list[Finding]:
                 "checkpoint_expensive",
                 f"{site['function']} writes a checkpoint "
                 + (f"when {site['guard']}" if site["guard"] else "in every step"),
-                "The step waits until the state is serialised and written; fewer checkpoints, or writing from a copy in a thread, free it. "
+                "The step waits until the state is serialised and written; fewer checkpoints, or writing from a copy "
+                "in a thread, free it. "
                 "Checkpoints are outputs: keep those that the contract names.",
                 share,
                 note,

@@ -31,9 +31,11 @@ def detect(job: Job) -> list[Finding]:
         Finding(
             "kernel_below_roofline",
             f"{len(top)} kernels run below {FAR_BELOW:.0%} of what the device can do",
-            "Their shapes or launch configuration do not fill the device; another layout, precision, fusion or kernel may.",
-            gone / capture * job.timing.steady_share(),
-            f"{gone / 1e6:.1f} ms of {capture / 1e6:.1f} ms captured would go at the roofline, were these kernels alone on the critical path",
+            "Their shapes or launch configuration do not fill the device; another layout, precision, fusion or kernel "
+            "may.",
+            job.kernel_share(gone),
+            f"{gone / 1e6:.1f} ms of {capture / 1e6:.1f} ms captured would go at the roofline, were these kernels "
+            "alone on the critical path",
             "low",
             ["kernel", "backend"],
             list({(a["path"], a["line"]): a for a in anchors}.values()),

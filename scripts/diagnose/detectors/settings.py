@@ -20,7 +20,7 @@ def _settings(job: Job, *names: str) -> list[Row]:
 
 
 def _kernel_share(job: Job, rows: list[Row]) -> float:
-    return sum(r["total_ns"] for r in rows) / (job.headline.get("capture_ns") or 1)
+    return job.kernel_share(sum(r["total_ns"] for r in rows))
 
 
 def tf32(job: Job) -> list[Finding]:
@@ -43,11 +43,13 @@ def tf32(job: Job) -> list[Finding]:
     return [
         Finding(
             "tf32_off",
-            f"Float32 products run without tensor cores ({share:.0%} of the capture)",
-            "torch.backends.cuda.matmul.allow_tf32 is off (the default) or the matmul precision is 'highest'. TF32 rounds inputs to 10 "
+            f"Float32 products run without tensor cores ({share:.0%} of the job)",
+            "torch.backends.cuda.matmul.allow_tf32 is off (the default) or the matmul precision is 'highest'. TF32 "
+            "rounds inputs to 10 "
             "bits: allowed only where the contract's tolerance is.",
-            share * 0.75 * job.timing.steady_share(),
-            "three quarters of those kernels' time (TF32 peaks at 4 to 8 times float32), were they on the critical path",
+            share * 0.75,
+            "three quarters of those kernels' time (TF32 peaks at 4 to 8 times float32), were they on the critical "
+            "path",
             "medium",
             ["backend"],
             [anchor(s) for s in _settings(job, "tf32", "set_float32_matmul_precision")],
@@ -69,9 +71,10 @@ def channels_last(job: Job) -> list[Finding]:
         return [
             Finding(
                 "channels_last_missed",
-                f"Convolutions convert their layout back and forth ({share:.1%} of the capture)",
-                "The kernels want channels last, the tensors are channels first; keep the model and its inputs in torch.channels_last.",
-                share * job.timing.steady_share(),
+                f"Convolutions convert their layout back and forth ({share:.1%} of the job)",
+                "The kernels want channels last, the tensors are channels first; keep the model and its inputs in "
+                "torch.channels_last.",
+                share,
                 "time of the conversion kernels, were they on the critical path",
                 "medium",
                 ["config"],
@@ -91,9 +94,11 @@ def channels_last(job: Job) -> list[Finding]:
         Finding(
             "channels_last_missed",
             "Convolutions run in channels-first layout",
-            "On CPU channels-last convolutions save reordering; it rounds differently (1.7e-3 in the loss of YOLO11n after 4 steps, measured).",
+            "On CPU channels-last convolutions save reordering; it rounds differently (1.7e-3 in the loss of YOLO11n "
+            "after 4 steps, measured).",
             job.share(gone),
-            f"convolutions take {job.per_step_s(spent) * 1e3:.2f} ms a step; the format gained at most 1.13 times where measured",
+            f"convolutions take {job.per_step_s(spent) * 1e3:.2f} ms a step; the format gained at most 1.13 times "
+            "where measured",
             "low",
             ["config"],
             [],
@@ -116,9 +121,10 @@ def benchmark(job: Job) -> list[Finding]:
     return [
         Finding(
             "cudnn_benchmark_off",
-            f"Convolutions of fixed shapes take cuDNN's first guess ({share:.0%} of the capture)",
-            "torch.backends.cudnn.benchmark is off: algorithms are chosen by heuristic. Deterministic mode keeps it off on purpose.",
-            share * 0.15 * job.timing.steady_share(),
+            f"Convolutions of fixed shapes take cuDNN's first guess ({share:.0%} of the job)",
+            "torch.backends.cudnn.benchmark is off: algorithms are chosen by heuristic. Deterministic mode keeps it "
+            "off on purpose.",
+            share * 0.15,
             "15 % of the convolutions' time at most: what tuning gives beyond the heuristic",
             "low",
             ["backend"],
@@ -137,7 +143,8 @@ def compiled(job: Job) -> list[Finding]:
     if job.sites("compile") or not job.on_gpu:
         return []
     rows = [r for r in job.view("kernels") if r["class"] in ("elementwise", "norm", "reduction")]
-    share = (_kernel_share(job, rows) * 0.6 + (job.headline.get("launch_bound") or 0.0)) * job.timing.steady_share()
+    waiting = sum(r["lost_ns"] for r in job.view("lost_time") if r["kind"] == "launch_bound")
+    share = _kernel_share(job, rows) * 0.6 + job.idle_share(waiting)
     share -= COMPILE_S / job.timing.total_s
     if share < 0.02:
         return []
@@ -145,9 +152,11 @@ def compiled(job: Job) -> list[Finding]:
         Finding(
             "compile_missed",
             "No torch.compile, and the step is made of kernels that it would join",
-            "Pointwise, norm and reduction kernels read and write the same tensors again and again; the compiler fuses them and launches less.",
+            "Pointwise, norm and reduction kernels read and write the same tensors again and again; the compiler "
+            "fuses them and launches less.",
             share,
-            f"60 % of those kernels' time and the launch-bound idle time, less {COMPILE_S:.0f} s to compile, of {job.timing.total_s:.0f} s",
+            f"60 % of those kernels' time and the launch-bound idle time, less {COMPILE_S:.0f} s to compile, of "
+            f"{job.timing.total_s:.0f} s",
             "low",
             ["config"],
             [anchor(s) for s in job.sites("optimizer")[:1]],

@@ -14,7 +14,6 @@ def detect(job: Job) -> list[Finding]:
         raise NotApplicable(f"the profiled window has {len(steps)} steps; at least 3 are needed to tell slow ones")
     later = steps[1:] if steps[0].get("new_signature") else steps  # the first step of a window knows no shape
     fresh = [r for r in later if r["new_signature"]]
-    slow = [r for r in fresh if r["slow"] or (r.get("excess_ns") or 0) > 0]
     known = [r for r in later if not r["new_signature"]]
     if not fresh:
         return []
@@ -22,6 +21,7 @@ def detect(job: Job) -> list[Finding]:
     typical = (
         walls[len(walls) // 2] if known else walls[0]
     )  # nothing repeats: the fastest step is the closest to a warm one
+    slow = [r for r in fresh if r["wall_ns"] > 1.3 * typical]
     excess = sum(max(0, r["wall_ns"] - typical) for r in slow)
     total = sum(r["wall_ns"] for r in later)
     others = sum(max(0, r["wall_ns"] - typical) for r in known)
@@ -48,11 +48,13 @@ def detect(job: Job) -> list[Finding]:
     return [
         Finding(
             "new_shapes_slow_steps",
-            f"{len(slow)} of {len(later)} steps have new input shapes and take {sum(r['wall_ns'] for r in slow) / len(slow) / typical:.1f} times a known step",
+            f"{len(slow)} of {len(later)} steps have new input shapes and take "
+            f"{sum(r['wall_ns'] for r in slow) / len(slow) / typical:.1f} times a known step",
             "Something is prepared once for every new shape (an execution plan, a compiled graph, an autotuned kernel)"
             + (f": most of the excess is in {cause}." if cause else "."),
             share,
-            f"excess of {excess / 1e6:.1f} ms over {typical / 1e6:.2f} ms a step in {total / 1e6:.1f} ms of steps; steps are "
+            f"excess of {excess / 1e6:.1f} ms over {typical / 1e6:.2f} ms a step in {total / 1e6:.1f} ms of steps; "
+            "steps are "
             f"{job.timing.steady_share() + job.timing.excess_share():.0%} of the job",
             "high" if cause else "medium",
             ["backend", "config", "python"],

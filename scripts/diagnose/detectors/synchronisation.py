@@ -23,7 +23,8 @@ def _within(site: Row, loop: Row) -> bool:
 
 
 def on_device(job: Job, sites: list[Row]) -> Finding | None:
-    """Device idle time attributed to synchronising calls, never the waiting itself: a wait for needed work costs nothing."""
+    """Device idle time attributed to synchronising calls, never the waiting itself: a wait for needed work costs
+    nothing."""
     lost = [r for r in job.view("lost_time") if r["kind"] == "synchronisation"]
     idle = sum(r["lost_ns"] for r in lost)
     calls = [r for r in job.view("synchronisations") if (r.get("steps") or 1) >= 1]
@@ -43,9 +44,10 @@ def on_device(job: Job, sites: list[Row]) -> Finding | None:
     return Finding(
         "step_synchronisation",
         f"The host waits for the device {count / steps:.1f} times a step",
-        "Reading a value (.item(), .cpu(), a boolean test, a scalar copied to the host) drains the launch queue; the device idles until "
+        "Reading a value (.item(), .cpu(), a boolean test, a scalar copied to the host) drains the launch queue; the "
+        "device idles until "
         "the host has launched again.",
-        idle / capture * job.timing.steady_share(),
+        job.idle_share(idle),
         f"device idle after synchronising calls {idle / 1e6:.2f} of {capture / 1e6:.1f} ms captured; steady steps are "
         f"{job.timing.steady_share():.0%} of the job",
         "high" if anchors else "medium",

@@ -80,7 +80,8 @@ def _rate(rows: list[Row]) -> float | None:
 
 
 def pageable(job: Job, moved_ns: float) -> list[Finding]:
-    """Exposed time of pageable copies less the same bytes at pinned speed; what `weights_moved` holds is not counted again."""
+    """Exposed time of pageable copies less the same bytes at pinned speed; what `weights_moved` holds is not counted
+    again."""
     rows = [
         r
         for r in job.view("copies")
@@ -89,7 +90,7 @@ def pageable(job: Job, moved_ns: float) -> list[Finding]:
     exposed, moved = sum(r["exposed_ns"] for r in rows), sum(r["total_bytes"] for r in rows)
     gone = exposed - moved / PINNED_BYTES_PER_S * 1e9
     capture = job.headline.get("capture_ns") or 1
-    share = gone / capture * job.timing.steady_share()
+    share = job.kernel_share(max(0.0, gone))
     if not rows or share < 0.002:
         return []
     rows.sort(key=lambda r: -r["exposed_ns"])
@@ -104,7 +105,8 @@ def pageable(job: Job, moved_ns: float) -> list[Finding]:
         Finding(
             "pageable_copies",
             f"{moved / 1e6:.0f} MB of copies from or to pageable memory, and nothing runs meanwhile",
-            "A pageable copy goes through a staging buffer and blocks the host; pinned memory with non_blocking=True is three times as "
+            "A pageable copy goes through a staging buffer and blocks the host; pinned memory with non_blocking=True "
+            "is three times as "
             "fast and overlaps." + (" The modules moved in every step are part of it." if moved_ns else ""),
             share,
             f"{exposed / 1e6:.2f} ms exposed, less {moved / PINNED_BYTES_PER_S * 1e3:.2f} ms at pinned speed, of "
