@@ -47,6 +47,9 @@ class Parsed:
     closed: bool = False  # its end
     start: bytes = b""
     again: int = 0  # blocks whose start was guessed wrongly and that were scanned again
+    kind: str = "chrome"
+    refusal: str = ""
+    rank_from: str = ""
 
 
 class Workers:

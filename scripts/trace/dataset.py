@@ -73,6 +73,7 @@ ARGUMENTS: dict[str, tuple[Column, ...]] = {
         Column("graph", INT, ("graph id",)),
         Column("graph_node", INT, ("graph node id",)),
         Column("kind", TEXT, ("kind", "Task Type")),
+        Column("range", TEXT),  # nsys: the innermost NVTX range around the launch
         *_COLLECTIVE,
     ),
     "runtime": (

@@ -1,62 +1,308 @@
 """torch.profiler traces and Nsight Systems exports to Parquet tables, exactly and in bounded memory.
 
-`python -m scripts.trace.parse TRACE... -o DIR [--jobs N] [--rank R]` writes `DIR/events/<class>.parquet` (`scripts.trace.dataset`) and
-`DIR/quality.json`: what was read, repaired and lost.
+`python -m scripts.trace.parse TRACE... -o DIR [--jobs N] [--rank R]` writes `DIR/events/<class>.parquet` (columns: `scripts.trace.dataset`)
+and `DIR/quality.json`: what was read, repaired and lost. One trace a rank; the rank is the trace's own (distributedInfo), else the file
+name's (rank3, worker3), else R for the first file, R+1 for the next. An input that is no trace is refused: alone, with exit 2 and nothing written;
+among others, it is left out, named on stderr and in quality.json, whose status is then `partial`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import InputError, run
-from scripts.trace import dataset, scan
+from scripts.common.files import write_json
+from scripts.trace import clocks, compiled, dataset, document, nsys, quality, scan
 from scripts.trace.blocks import Parsed, Workers, parse_file
-from scripts.trace.runs import Spool, merged, present
+from scripts.trace.pure import PlainScanner
+from scripts.trace.runs import Run, Spool, merged, present
+from scripts.trace.scanner import Scanner
+
+# Below this many bytes of JSON the plain scanner is done before numba is loaded.
+PLAIN_BELOW = 6 << 20
+_RANK = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.IGNORECASE)
+_LOSSES = (
+    ("events", scan.EVENTS),
+    ("repaired", scan.REPAIRED),
+    ("bad", scan.BAD),
+    ("truncated", scan.TRUNCATED),
+    ("lost_bytes", scan.LOST_BYTES),
+    ("without_phase", scan.NO_PHASE),
+    ("without_time", scan.NO_TIME),
+    ("without_duration", scan.NO_DURATION),
+    ("rounded_times", scan.ROUNDED),
+    ("nul_bytes", scan.NUL_BYTES),
+)
 
 
-def parse(paths: Sequence[Path], out: Path, *, jobs: int = 2) -> Any:
+def parse(
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    jobs: int = 2,
+    rank: int | None = None,
+    plain: bool | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Parse traces into `out`; returns the contents of `quality.json`.
+
+    `plain` chooses the scanner without numba (None: by size and by what is installed). Raises InputError where a file is missing or
+    none is a trace; then `out` is as it was.
+    """
+    for path in paths:
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+    if plain is None:
+        plain = not compiled.available() or sum(map(_estimate, paths)) < PLAIN_BELOW
+    existed = out.is_dir()
     out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".events-", dir=out))
     spool = Spool(folder)
     try:
-        from scripts.trace.scanner import Scanner
-
-        workers = Workers(lambda: Scanner(spool), jobs)
-        done = [parse_file(path, i, workers) for i, path in enumerate(paths)]
-        workers.finish()
-        runs = [run for parsed in done for run in parsed.runs]
-        for c, cls in enumerate(dataset.CLASSES):
-            mine = [run for run in runs if run.cls == c]
-            columns = present(mine, cls)
-            writer = dataset.Writer(folder / f"{cls}.parquet", cls, columns)
-            for source in range(len(paths)):
-                for table in merged([run for run in mine if run.source == source], cls, source, columns):
-                    writer.write(table)
-            writer.close()
-        spool.close()
+        inputs = _scan(paths, spool, jobs, plain, progress)
+        good = [parsed for parsed in inputs if parsed.found]
+        if not good:
+            refused = inputs[0]
+            raise InputError(
+                f"{refused.path}: not a trace: {refused.refusal}; give a torch.profiler or nsys .sqlite export"
+            )
+        ranks = _ranks(good, rank)
+        surveys = _write(good, ranks, folder, jobs, scan if plain else compiled.module("scan_compiled"))
+        report = _report(inputs, ranks, surveys, "plain" if plain else "compiled")
+        (out / "quality.json").unlink(missing_ok=True)
         shutil.rmtree(out / "events", ignore_errors=True)
         folder.chmod(0o755)
         folder.rename(out / "events")
+        write_json(out / "quality.json", "wholejob/quality@1", report)
     finally:
+        spool.close()
         shutil.rmtree(folder, ignore_errors=True)
-    return done
+        if not existed and not any(out.iterdir()):
+            out.rmdir()
+    return report
 
 
-def main(argv: list[str] | None = None) -> int | None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("traces", nargs="+", type=Path)
-    parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
-    a = parser.parse_args(argv)
-    for p in parse(a.traces, a.out, jobs=a.jobs):
-        print(p.path.name, p.stats.tolist(), p.loss, p.found, p.closed, list(p.header), p.again)
+def _scan(
+    paths: Sequence[Path], spool: Spool, jobs: int, plain: bool, progress: Callable[[str], None] | None
+) -> list[Parsed]:
+    """Every input's runs, in order. Small files go side by side, the blocks of a large one do."""
+    workers = Workers((lambda: PlainScanner(spool)) if plain else (lambda: Scanner(spool)), jobs, inline=plain)
+
+    def one(number: int) -> Parsed:
+        path = paths[number]
+        if nsys.is_export(path):
+            return nsys.parse_file(path, number, spool, scan if plain else compiled.module("scan_compiled"))
+        show = _shown(path, progress) if progress else None
+        parsed = parse_file(path, number, workers, show)
+        if (
+            parsed.found
+            and not parsed.stats[scan.EVENTS]
+            and (parsed.stats[scan.BAD] or parsed.start.lstrip()[:1] == b"[")
+        ):
+            parsed.found = False
+        parsed.refusal = "" if parsed.found else document.complaint(parsed.start)
+        if not parsed.found:
+            parsed.runs = []
+        return parsed
+
+    inputs = [one(number) for number in range(len(paths))]
+    workers.finish()
+    return inputs
+
+
+def _write(
+    inputs: list[Parsed], ranks: dict[int, int], folder: Path, jobs: int, kernel: Any
+) -> dict[int, dict[str, quality.Survey]]:
+    """One Parquet file a class, rank after rank; the survey of each rank's classes."""
+    order = sorted(inputs, key=lambda parsed: ranks[parsed.source])
+    surveys = {parsed.source: {cls: quality.Survey(cls, kernel) for cls in dataset.CLASSES} for parsed in inputs}
+
+    def one(number: int) -> None:
+        cls = dataset.CLASSES[number]
+        runs: dict[int, list[Run]] = {p.source: [r for r in p.runs if r.cls == number] for p in order}
+        columns = present([r for mine in runs.values() for r in mine], cls)
+        writer = dataset.Writer(folder / f"{cls}.parquet", cls, columns)
+        for source, mine in runs.items():
+            for table in merged(mine, cls, ranks[source], columns):
+                writer.write(table)
+                surveys[source][cls].look(table)
+        writer.close()
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, range(len(dataset.CLASSES))))
+    return surveys
+
+
+def _ranks(inputs: list[Parsed], first: int | None) -> dict[int, int]:
+    """Input number -> rank. No two inputs get the same; `Parsed.rank_from` says where each came from."""
+    taken: dict[int, int] = {}
+    for parsed in inputs:
+        information = parsed.header.get("distributedInfo")
+        own = information.get("rank") if isinstance(information, dict) else None
+        named = _RANK.findall(parsed.path.name)
+        wanted: int | None
+        if isinstance(own, int) and not isinstance(own, bool) and 0 <= own < 2**31:
+            wanted, parsed.rank_from = own, "distributedInfo"
+        elif named and int(named[-1]) < 2**31:
+            wanted, parsed.rank_from = int(named[-1]), "file name"
+        elif first is not None:
+            wanted, parsed.rank_from = first + parsed.source, "argument"
+        else:
+            wanted, parsed.rank_from = None, "order"
+        if wanted is None or wanted in taken.values():
+            if wanted is not None:
+                parsed.loss.append(f"rank {wanted} ({parsed.rank_from}) was taken by another input")
+                parsed.rank_from = "order"
+            wanted = next(number for number in range(len(inputs) + len(taken) + 1) if number not in taken.values())
+        taken[parsed.source] = wanted
+    return taken
+
+
+def _report(
+    inputs: list[Parsed], ranks: dict[int, int], surveys: dict[int, dict[str, quality.Survey]], scanner: str
+) -> dict[str, Any]:
+    bases = {ranks[p.source]: _base(p.header) for p in inputs if p.found}
+    shared = {ranks[source]: found["gpu"].collectives for source, found in surveys.items()}
+    aligned = clocks.offsets(bases, shared)
+    reports = [_input(parsed, ranks.get(parsed.source)) for parsed in inputs]
+    rows = {cls: sum(found[cls].rows for found in surveys.values()) for cls in dataset.CLASSES}
+    statuses = {report["status"] for report in reports}
+    status = "partial" if "refused" in statuses else "lossy" if "lossy" in statuses else "ok"
+    notes = []
+    if not rows["gpu"]:
+        notes.append("no GPU events: the views of the device are empty")
+    return {
+        "status": status,
+        "scanner": scanner,
+        "notes": notes,
+        "classes": rows,
+        "ranks": [
+            {"rank": rank, "input": source, "clock": aligned[rank], **quality.rank_report(surveys[source])}
+            for source, rank in sorted(ranks.items(), key=lambda item: item[1])
+        ],
+        "inputs": reports,
+    }
+
+
+def _input(parsed: Parsed, rank: int | None) -> dict[str, Any]:
+    """What was read and lost of one file."""
+    counts = {name: int(parsed.stats[place]) for name, place in _LOSSES}
+    notes = list(parsed.loss)
+    if not parsed.found:
+        notes = []
+    elif not parsed.closed:
+        notes.append("the file ends inside the list of events")
+    if parsed.stats[scan.UNCLOSED]:
+        notes.append("the list of events has no closing bracket")
+    if parsed.trailing_bytes:
+        notes.append(f"{parsed.trailing_bytes} bytes of something else follow the trace")
+    lost = counts["bad"] or counts["truncated"] or parsed.loss or not parsed.closed
+    return {
+        "file": parsed.path.name,
+        "status": "refused" if not parsed.found else "lossy" if lost else "ok",
+        "reason": parsed.refusal or None,
+        "kind": parsed.kind,
+        "rank": rank,
+        "rank_from": parsed.rank_from if parsed.found else None,
+        "file_bytes": parsed.file_bytes,
+        "bytes": parsed.bytes_read,
+        "compressed": parsed.compressed,
+        "encoding": parsed.encoding,
+        **counts,
+        "blocks_scanned_again": parsed.again,
+        "dropped_by_profiler": quality.dropped_by_profiler(parsed.header),
+        "notes": notes,
+        "header": _finite(parsed.header),
+    }
+
+
+def _base(header: dict[str, Any]) -> int | None:
+    base = header.get("baseTimeNanoseconds")
+    return base if isinstance(base, int) and not isinstance(base, bool) else None
+
+
+def _finite(value: Any) -> Any:
+    """A JSON value without NaN and infinity, which quality.json may not hold: they become their names."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    return value.encode("utf-8", errors="replace").decode() if isinstance(value, str) else value
+
+
+def _estimate(path: Path) -> int:
+    """About how many bytes of JSON a file holds."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return path.stat().st_size * (14 if packed else 1)
+
+
+def _shown(path: Path, progress: Callable[[str], None]) -> Callable[[int, int], None]:
+    last = [time.monotonic()]
+
+    def show(done: int, size: int) -> None:
+        if time.monotonic() - last[0] > 0.5:
+            last[0] = time.monotonic()
+            progress(f"{path.name}: {100 * done // max(size, 1)} % of {size / 1e6:.0f} MB read")
+
+    return show
+
+
+def summary(report: dict[str, Any]) -> str:
+    """The report for people: what came in, then what is wrong with it."""
+    lines = []
+    total = sum(report["classes"].values())
+    counts = ", ".join(f"{rows} {cls}" for cls, rows in report["classes"].items() if rows)
+    ranks = len(report["ranks"])
+    lines.append(f"{total} rows from {ranks} rank{'s' * (ranks != 1)}: {counts or 'none'}")
+    for entry in report["inputs"]:
+        bad = [f"{entry[name]} {name}" for name in ("bad", "truncated", "repaired") if entry[name]]
+        words = [f"refused: {entry['reason']}"] if entry["status"] == "refused" else [*bad, *entry["notes"]]
+        if words:
+            lines.append(f"{entry['file']}: {'; '.join(words)}")
+    return "\n".join([*lines, *report["notes"]])
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "traces", nargs="+", type=Path, metavar="TRACE", help=".json, .json.gz (one a rank), nsys .sqlite"
+    )
+    parser.add_argument("-o", "--out", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="threads (default: %(default)s)")
+    parser.add_argument("--rank", type=int, help="rank of the first trace that does not name its own")
+    parser.add_argument("--plain", action="store_true", help="use the scanner without numba")
+    parser.add_argument("--progress", action=argparse.BooleanOptionalAction, default=sys.stderr.isatty())
+    arguments = parser.parse_args(argv)
+    if arguments.jobs < 1:
+        raise InputError(f"--jobs {arguments.jobs}: must be at least 1")
+
+    def progress(line: str) -> None:
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+    report = parse(
+        arguments.traces,
+        arguments.out,
+        jobs=arguments.jobs,
+        rank=arguments.rank,
+        plain=arguments.plain or None,
+        progress=progress if arguments.progress else None,
+    )
+    if arguments.progress:
+        print("\r\033[K", end="", file=sys.stderr)
+    print(summary(report), file=sys.stderr if report["status"] != "ok" else sys.stdout)
     return 0
 
 

@@ -93,17 +93,19 @@ class Dictionary:
         self.repaired = 0
         self._make: Callable[[], tuple[pa.Array, int]] | None = None
         self._values: pa.Array | None = None
+        self._lock = threading.Lock()  # the classes are written side by side
 
     def freeze(self, make: Callable[[], tuple[Any, int]]) -> None:
         """Set how the texts are made: a function that gives the array and how many texts had bytes that are no UTF-8."""
         self._make = make
 
     def values(self) -> pa.Array:
-        if self._values is None:
-            assert self._make is not None, "a dictionary is read before it was frozen"
-            self._values, self.repaired = self._make()
-            self._make = None
-        return self._values
+        with self._lock:
+            if self._values is None:
+                assert self._make is not None, "a dictionary is read before it was frozen"
+                self._values, self.repaired = self._make()
+                self._make = None
+            return self._values
 
 
 @dataclass

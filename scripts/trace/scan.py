@@ -590,15 +590,14 @@ def nanoseconds(buf, i, j):
     negative = i < j and buf[i] == 45
     if i < j and (buf[i] == 45 or buf[i] == 43):
         i += 1
-    mantissa, digits, scale, seen, point, half, rest = 0, 0, 3, False, False, -1, False
+    mantissa, scale, seen, point, half, rest = 0, 3, False, False, -1, False
     while i < j:
         c = buf[i]
         if 48 <= c <= 57:
             seen = True
             digit = I(c) - 48
-            if digits < 18:
+            if half < 0 and mantissa <= 922337203685477579:
                 mantissa = mantissa * 10 + digit
-                digits += 1 if mantissa > 0 else 0
                 scale -= 1 if point else 0
             else:
                 if half < 0:
@@ -632,7 +631,7 @@ def nanoseconds(buf, i, j):
         return False, 0, False
     inexact = half > 0 or rest
     if scale > 0 and half >= 0:
-        return False, 0, False  # more than 18 digits before the nanosecond: past int64
+        return False, 0, False  # past int64
     while scale > 0 and mantissa != 0:
         if mantissa > 922337203685477580:
             return False, 0, False
@@ -1207,3 +1206,58 @@ def normalise(blob, offsets, kinds, out, starts, care):
                 break
         starts[n + 1] = o
     return o
+
+
+@jit
+def overlapping(tracks, starts, ends, last):
+    """Events that start before an earlier one of their track ended. `last[track]` carries the latest end between calls."""
+    count = 0
+    for i in range(len(tracks)):
+        track = tracks[i]
+        if starts[i] < last[track] and ends[i] > starts[i]:
+            count += 1
+        if ends[i] > last[track]:
+            last[track] = ends[i]
+    return count
+
+
+@jit
+def crossing(tracks, starts, ends, open_starts, open_ends, depth):
+    """Events that start inside another of their track and end after it. The `open_*[track, level]` stacks carry on between calls."""
+    count = 0
+    for i in range(len(tracks)):
+        track = tracks[i]
+        level = depth[track]
+        while level > 0 and open_ends[track, level - 1] <= starts[i]:
+            level -= 1
+        if level > 0 and ends[i] > open_ends[track, level - 1] and starts[i] > open_starts[track, level - 1]:
+            count += 1
+        if level < open_ends.shape[1] and ends[i] > starts[i]:
+            open_starts[track, level] = starts[i]
+            open_ends[track, level] = ends[i]
+            level += 1
+        depth[track] = level
+    return count
+
+
+@jit
+def innermost(tracks, starts, ends, call_tracks, call_times, found):
+    """Innermost range around each call. Ranges sorted by (track, start, longest first), calls by (track, time); `found` starts as -1."""
+    stack = np.empty(len(tracks) + 1, np.int64)
+    depth, following = 0, 0
+    for call in range(len(call_tracks)):
+        track, time = call_tracks[call], call_times[call]
+        while following < len(tracks) and tracks[following] < track:
+            following += 1
+        if call == 0 or call_tracks[call - 1] != track:
+            depth = 0
+        while following < len(tracks) and tracks[following] == track and starts[following] <= time:
+            while depth > 0 and ends[stack[depth - 1]] <= starts[following]:
+                depth -= 1
+            stack[depth] = following
+            depth += 1
+            following += 1
+        while depth > 0 and ends[stack[depth - 1]] <= time:
+            depth -= 1
+        if depth > 0:
+            found[call] = stack[depth - 1]

@@ -16,10 +16,9 @@ PADDING = 16
 class Scanner:
     """Scans blocks of an event array into runs. About 15 MB of touched memory for typical traces, 300 MB of address space."""
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, spool: Spool, kernel: Any = None) -> None:
         self.spool = spool
-        self.kernel: Any = module("scan_compiled")
-        k = self.kernel
+        self.kernel = k = kernel or module("scan_compiled")
         self.cols = np.empty((len(k.CLASSES), k.WIDTH, k.ROWS), np.int64)
         self.fill = np.zeros((len(k.CLASSES), k.WIDTH), np.int64)
         self.rows = np.zeros(len(k.CLASSES), np.int64)
@@ -36,16 +35,21 @@ class Scanner:
 
     def scan(self, data: Any, start: int, stop: int, final: bool, source: int) -> tuple[int, int, list[Run], Any]:
         """Scan `data[start:stop]` (uint8, PADDING bytes longer): (how it ended, place, runs, counts). See `scan.scan`."""
-        k, runs = self.kernel, []
-        stats = np.zeros(k.STATISTICS, np.int64)
+        runs: list[Run] = []
+        stats = np.zeros(self.kernel.STATISTICS, np.int64)
         while True:
-            status, start = k.scan(
-                data, start, stop, final, -1, self.cols, self.fill, self.rows, self.cursor, self.table, self.hashes,
-                self.offsets, self.kinds, self.blob, self.raw, self.top, self.entry, stats,
-            )  # fmt: skip
-            runs += self._take_rows(source)
-            if status != k.FULL:
+            status, start = self.step(data, start, stop, final, -1, stats)
+            runs += self.take_rows(source)
+            if status != self.kernel.FULL:
                 return status, start, runs, stats
+
+    def step(self, data: Any, start: int, stop: int, final: bool, limit: int, stats: Any) -> tuple[int, int]:
+        """One call of `scan.scan` with this working memory; the rows stay here until `take_rows`."""
+        status, place = self.kernel.scan(
+            data, start, stop, final, limit, self.cols, self.fill, self.rows, self.cursor, self.table, self.hashes,
+            self.offsets, self.kinds, self.blob, self.raw, self.top, self.entry, stats,
+        )  # fmt: skip
+        return int(status), int(place)
 
     def finish(self) -> None:
         """Freeze the dictionary: every run's texts can be read then."""
@@ -58,7 +62,8 @@ class Scanner:
         self.table.fill(0)
         self.cursor[:] = 0
 
-    def _take_rows(self, source: int) -> list[Run]:
+    def take_rows(self, source: int) -> list[Run]:
+        """The rows so far as runs; the working memory is empty then."""
         k, runs = self.kernel, []
         for c in range(len(k.CLASSES)):
             rows = int(self.rows[c])

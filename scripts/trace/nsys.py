@@ -1,0 +1,569 @@
+"""Nsight Systems exports (`nsys export --type sqlite`, schemas 3.11 to 3.25) as the same tables as a torch.profiler trace.
+
+Tables and columns that an export lacks are done without; those that have no place in our tables are named, with their rows, in
+quality.json (`not_carried`). Batches come through ADBC as Arrow, so no row becomes a Python object: 0.7 us a row.
+Each kernel, copy and memset gets the innermost NVTX range around its launch (`range`): one sweep over ranges and calls, linear after a sort.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts.trace import dataset, scan
+from scripts.trace.blocks import Parsed
+from scripts.trace.runs import Dictionary, Run, Spool, make_run
+
+BATCH = 1 << 16
+MAGIC = b"SQLite format 3\0"
+_COPIES = {
+    1: "HtoD",
+    2: "DtoH",
+    3: "HtoA",
+    4: "AtoH",
+    5: "AtoA",
+    6: "AtoD",
+    7: "DtoA",
+    8: "DtoD",
+    9: "HtoH",
+    10: "PtoP",
+}
+_MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static"}
+_SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
+_PUSH_POP, _START_END, _MARK = 59, 60, 34
+_VERSION = re.compile(r"_v\d+$")
+_COUNTED = "select count(*) from "
+
+
+def is_export(path: Path) -> bool:
+    """Whether a file is an SQLite database."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def parse_file(path: Path, source: int, spool: Spool, kernel: Any) -> Parsed:
+    """Read an export into runs. `Parsed.found` is False where the database holds none of the event tables, or is damaged."""
+    parsed = Parsed(
+        path, source, stats=np.zeros(scan.STATISTICS, np.int64), file_bytes=path.stat().st_size, kind="nsys"
+    )
+    parsed.bytes_read = parsed.file_bytes
+    try:
+        export = _Export(path, source, spool, kernel)
+        try:
+            _read_all(export)
+        finally:
+            export.close()
+    except _errors() as error:
+        parsed.refusal = f"the SQLite file cannot be read ({str(error).splitlines()[0][:120]})"
+        return parsed
+    parsed.runs, parsed.header = export.runs, export.header
+    parsed.stats[scan.EVENTS] = sum(run.rows for run in export.runs)
+    parsed.stats[scan.NO_TIME] = export.untimed
+    parsed.found = parsed.closed = bool(export.runs) or any(table in export.columns for table in _READERS)
+    parsed.refusal = "" if parsed.found else "it is an SQLite database without the event tables of an nsys export"
+    return parsed
+
+
+class _Export:
+    """One database: its tables, its strings, and the runs made of it."""
+
+    def __init__(self, path: Path, source: int, spool: Spool, kernel: Any) -> None:
+        self.path, self.source, self.spool, self.kernel = path, source, spool, kernel
+        self.connection = sqlite3.connect(f"file:{_quoted(path)}?mode=ro&immutable=1", uri=True)
+        tables = [row[0] for row in self.connection.execute("select name from sqlite_master where type = 'table'")]
+        self.columns = {t: [r[1] for r in self.connection.execute(f'pragma table_info("{t}")')] for t in tables}
+        self.arrow = _adbc(path)
+        self.texts: dict[str, int] = {}
+        self.dictionary = Dictionary()
+        self.strings: Any = np.full(0, -1, np.int32)
+        self.calls: dict[str, list[Any]] = {"track": [], "time": [], "key": []}
+        self.ranges: dict[str, list[Any]] = {"track": [], "start": [], "end": [], "text": []}
+        self.threads: dict[int, int] = {}
+        self.runs: list[Run] = []
+        self.header: dict[str, Any] = {}
+        self.untimed = 0
+        self.sought: Callable[[Any], Any] | None = None
+        self._load_strings()
+
+    def close(self) -> None:
+        texts = list(self.texts)
+
+        def make() -> tuple[Any, int]:
+            import pyarrow as pa
+
+            return pa.array(texts, pa.string()), 0
+
+        self.dictionary.freeze(make)
+        self.connection.close()
+        if self.arrow is not None:
+            self.arrow.close()
+
+    def batches(self, table: str, wanted: list[str], where: str = "") -> Iterator[dict[str, Any]]:
+        """The wanted columns of a table in batches, as int64 arrays with `scan.NULL`; None for a column that it lacks."""
+        there = [name for name in wanted if name in self.columns.get(table, ())]
+        if not there:
+            return
+        query = f"select {', '.join(there)} from {table} {where}"
+        for columns in (
+            _arrow_batches(self.arrow, query) if self.arrow is not None else _row_batches(self.connection, query)
+        ):
+            yield {**dict.fromkeys(wanted), **dict(zip(there, columns))}
+
+    def text(self, value: str) -> int:
+        """Number of a text."""
+        return self.texts.setdefault(value, len(self.texts))
+
+    def texts_of(self, numbers: Any, say: Callable[[int], str]) -> Any:
+        """Text numbers for integers, each distinct one said once; null stays null."""
+        distinct, places = np.unique(numbers, return_inverse=True)
+        said = [-1 if number == scan.NULL else self.text(say(number)) for number in distinct.tolist()]
+        return np.array(said, np.int32)[places]
+
+    def named(self, ids: Any) -> Any:
+        """Text numbers for ids of StringIds."""
+        known = (ids >= 0) & (ids < len(self.strings))
+        return np.where(known, self.strings[np.where(known, ids, 0)], -1).astype(np.int32)
+
+    def add(self, cls: str, columns: dict[Any, Any]) -> None:
+        """Rows as a run; keys are the scanner's numbers or the names of argument columns; None is left out."""
+        c, rows = dataset.CLASSES.index(cls), len(columns[scan.TS])
+        if not rows:
+            return
+        kept: dict[int, Any] = {}
+        for key, values in columns.items():
+            number = key if isinstance(key, int) else scan.column_index(cls, key)
+            if values is None:
+                continue
+            if np.isscalar(values):
+                values = np.full(rows, values, np.int32)
+            if number == scan.TS or (values != (-1 if values.dtype == np.int32 else scan.NULL)).any():
+                kept[number] = values
+        self.untimed += int((kept[scan.TS] == scan.NULL).sum())
+        self.runs.append(make_run(self.spool, c, self.source, kept, self.dictionary, None, lambda *_: None))
+
+    def process_and_thread(self, ids: Any) -> tuple[Any, Any]:
+        """Text numbers of pid and tid of globalTid."""
+        pids, tids = (ids >> 24) & 0xFFFFFF, ids & 0xFFFFFF
+        return self.texts_of(pids, str), self.texts_of(tids, str)
+
+    def _load_strings(self) -> None:
+        if "StringIds" not in self.columns:
+            return
+        rows = self.connection.execute("select id, value from StringIds where value is not null").fetchall()
+        self.strings = np.full(max((row[0] for row in rows), default=-1) + 1, -1, np.int32)
+        for number, value in rows:
+            text = value if isinstance(value, str) else bytes(value).decode("utf-8", errors="backslashreplace")
+            self.strings[number] = self.text(text)
+
+
+def _read_all(export: _Export) -> None:
+    for table in _READERS:
+        if table in export.columns:
+            _READERS[table](export, table)
+    _read_names(export)
+    _read_header(export)
+
+
+def _length(batch: dict[str, Any]) -> Any:
+    start, end = batch["start"], batch["end"]
+    if end is None:
+        return np.full(len(start), scan.NULL)
+    return np.where((start == scan.NULL) | (end == scan.NULL), scan.NULL, end - start)
+
+
+def _read_ranges(export: _Export, table: str) -> None:
+    """NVTX: push/pop and start/end ranges, and marks, as annotations. Read first: the device rows ask for them."""
+    has_text, has_id = ("text" in export.columns[table], "textId" in export.columns[table])
+    where = "where eventType in (59, 60, 34, 70, 71)" if "eventType" in export.columns[table] else ""
+    wanted = ["start", "end", "eventType", "globalTid", *(["textId"] if has_id else [])]
+    number = "case when text is not null then rowid end as inline" if has_text else ""
+    texts = _inline_texts(export, table) if number else {}
+    for batch in export.batches(table, [*wanted, *(["rowid"] if texts else [])], where):
+        kinds = batch["eventType"] if batch["eventType"] is not None else np.full(len(batch["start"]), _PUSH_POP)
+        names = export.named(batch["textId"]) if has_id else np.full(len(kinds), -1, np.int32)
+        if texts:
+            inline = np.array([texts.get(row, -1) for row in batch["rowid"].tolist()], np.int32)
+            names = np.where(inline >= 0, inline, names)
+        tids = batch["globalTid"] if batch["globalTid"] is not None else np.zeros(len(kinds), np.int64)
+        pid, tid = export.process_and_thread(tids)
+        mark = np.isin(kinds, (_MARK, 34))
+        phase = np.where(mark, export.text("i"), export.text("X")).astype(np.int32)
+        export.add(
+            "annotation",
+            {
+                scan.TS: batch["start"],
+                scan.DUR: np.where(mark, scan.NULL, _length(batch)),
+                scan.NAME: names,
+                scan.CAT: export.text("user_annotation"),
+                scan.PID: pid,
+                scan.TID: tid,
+                "phase": phase,
+            },
+        )
+        if batch["end"] is not None:
+            nested = np.isin(kinds, (_PUSH_POP, 70)) & (batch["end"] != scan.NULL) & (batch["start"] != scan.NULL)
+            for key, values in (("track", tids), ("start", batch["start"]), ("end", batch["end"]), ("text", names)):
+                export.ranges[key].append(values[nested])
+
+
+def _inline_texts(export: _Export, table: str) -> dict[int, int]:
+    """Texts that stand in the NVTX table itself, by rowid."""
+    export.columns[table].append("rowid")
+    rows = export.connection.execute(f"select rowid, text from {table} where text is not null")
+    return {row: export.text(str(text)) for row, text in rows}
+
+
+def _read_calls(export: _Export, table: str) -> None:
+    """CUDA API calls."""
+    driver = np.zeros(0, np.bool_)
+    renamed = np.full(len(export.strings), -1, np.int32)
+    if "StringIds" in export.columns:
+        texts = list(export.texts)
+        driver = np.zeros(len(export.strings), np.bool_)
+        for number in np.flatnonzero(export.strings >= 0).tolist():
+            text = _VERSION.sub("", texts[export.strings[number]])
+            if text.startswith(("cu", "hip")):
+                renamed[number] = export.text(text)
+                driver[number] = text.startswith("cu") and not text.startswith("cuda")
+            else:
+                renamed[number] = export.strings[number]
+    for batch in export.batches(table, ["start", "end", "globalTid", "correlationId", "nameId"]):
+        ids = batch["nameId"] if batch["nameId"] is not None else np.full(len(batch["start"]), -1)
+        known = (ids >= 0) & (ids < len(renamed))
+        places = np.where(known, ids, 0)
+        names = (
+            np.where(known, renamed[places], -1).astype(np.int32) if len(renamed) else np.full(len(ids), -1, np.int32)
+        )
+        low = known & driver[places] if len(driver) else known
+        category = np.where(low, export.text("cuda_driver"), export.text("cuda_runtime")).astype(np.int32)
+        tids = batch["globalTid"] if batch["globalTid"] is not None else np.zeros(len(ids), np.int64)
+        pid, tid = export.process_and_thread(tids)
+        export.add(
+            "runtime",
+            {
+                scan.TS: batch["start"],
+                scan.DUR: _length(batch),
+                scan.NAME: names,
+                scan.CAT: category,
+                scan.PID: pid,
+                scan.TID: tid,
+                "correlation": batch["correlationId"],
+            },
+        )
+        if batch["correlationId"] is not None:
+            timed = batch["start"] != scan.NULL
+            for key, values in (
+                ("track", tids),
+                ("time", batch["start"]),
+                ("key", _process_key(tids, batch["correlationId"])),
+            ):
+                export.calls[key].append(values[timed])
+
+
+def _process_key(ids: Any, correlations: Any) -> Any:
+    """One integer for (process, correlation id): correlation ids count anew in every process."""
+    return (((ids >> 24) & 0xFFFFFF) << 36) | (correlations & ((1 << 36) - 1))
+
+
+def _range_finder(export: _Export) -> Callable[[Any], Any]:
+    """A function from (process, correlation) keys to the text number of the innermost range around the launch, -1 for none."""
+    if export.sought is not None:
+        return export.sought
+    if not export.ranges["track"] or not export.calls["track"]:
+        export.sought = lambda keys: np.full(len(keys), -1, np.int32)
+        return export.sought
+    ranges = {key: np.concatenate(pieces) for key, pieces in export.ranges.items()}
+    calls = {key: np.concatenate(pieces) for key, pieces in export.calls.items()}
+    for pieces in (*export.ranges.values(), *export.calls.values()):
+        pieces.clear()
+    innermost = enclosing(
+        ranges["track"], ranges["start"], ranges["end"], calls["track"], calls["time"], kernel=export.kernel
+    )
+    texts = np.append(ranges["text"], -1)[innermost].astype(np.int32)
+    order = np.argsort(calls["key"], kind="stable")
+    keys = calls["key"][order]
+    texts = texts[order]
+
+    def find(wanted: Any) -> Any:
+        places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        return np.where(keys[places] == wanted, texts[places], -1).astype(np.int32)
+
+    export.sought = find
+    return find
+
+
+def enclosing(tracks: Any, starts: Any, ends: Any, call_tracks: Any, call_times: Any, *, kernel: Any = scan) -> Any:
+    """Index of the innermost range of its track that each call lies in, -1 for none. Linear after two sorts.
+
+    All int64; ranges [start, end) that nest on their track (push/pop); they need not be sorted. Where they do not nest, the latest to
+    begin counts.
+    """
+    by_range = np.lexsort((-ends, starts, tracks))
+    by_call = np.lexsort((call_times, call_tracks))
+    found = np.full(len(call_tracks), -1, np.int64)
+    kernel.innermost(
+        tracks[by_range], starts[by_range], ends[by_range], call_tracks[by_call], call_times[by_call], found
+    )
+    result = np.full(len(call_tracks), -1, np.int64)
+    result[by_call] = np.where(found >= 0, by_range[found], -1)
+    return result
+
+
+def _device_columns(export: _Export, batch: dict[str, Any]) -> dict[Any, Any]:
+    """What every device row has."""
+    rows = len(batch["start"])
+    device = batch["deviceId"] if batch["deviceId"] is not None else np.full(rows, scan.NULL)
+    stream = batch["streamId"] if batch["streamId"] is not None else np.full(rows, scan.NULL)
+    columns = {
+        scan.TS: batch["start"],
+        scan.DUR: _length(batch),
+        scan.PID: export.texts_of(device, str),
+        scan.TID: export.texts_of(stream, str),
+        "correlation": batch["correlationId"],
+        "device": device,
+        "stream": stream,
+        "context": batch["contextId"],
+        "graph_node": batch["graphNodeId"],
+    }
+    if batch["correlationId"] is not None and batch["globalPid"] is not None:
+        columns["range"] = _range_finder(export)(_process_key(batch["globalPid"], batch["correlationId"]))
+    return columns
+
+
+_DEVICE = ["start", "end", "deviceId", "streamId", "contextId", "correlationId", "globalPid", "graphNodeId"]
+
+
+def _read_kernels(export: _Export, table: str) -> None:
+    grid, block = ["gridX", "gridY", "gridZ"], ["blockX", "blockY", "blockZ"]
+    shared = ["staticSharedMemory", "dynamicSharedMemory"]
+    wanted = [*_DEVICE, "demangledName", "shortName", "registersPerThread", *grid, *block, *shared]
+    for batch in export.batches(table, wanted):
+        name = batch["demangledName"] if batch["demangledName"] is not None else batch["shortName"]
+        columns = _device_columns(export, batch)
+        columns |= {scan.CAT: export.text("kernel"), "registers": batch["registersPerThread"]}
+        columns[scan.NAME] = None if name is None else export.named(name)
+        for key, parts in (("grid", grid), ("block", block)):
+            if all(batch[part] is not None for part in parts):
+                x, y, z = (batch[part] for part in parts)
+                columns[key] = export.texts_of((x << 32) | (y << 16) | z, _three)
+        if all(batch[part] is not None for part in shared):
+            columns["shared_memory"] = batch[shared[0]] + batch[shared[1]]
+        export.add("gpu", columns)
+
+
+def _three(packed: int) -> str:
+    return f"[{packed >> 32},{(packed >> 16) & 0xFFFF},{packed & 0xFFFF}]"
+
+
+def _read_copies(export: _Export, table: str) -> None:
+    for batch in export.batches(table, [*_DEVICE, "bytes", "copyKind", "srcKind", "dstKind"]):
+        columns = _device_columns(export, batch)
+        rows = len(batch["start"])
+        kind, source, target = (
+            batch[key] if batch[key] is not None else np.full(rows, 255) for key in ("copyKind", "srcKind", "dstKind")
+        )
+        columns |= {scan.CAT: export.text("gpu_memcpy"), "bytes": batch["bytes"]}
+        columns["kind"] = export.texts_of(kind, lambda number: _COPIES.get(number, str(number)))
+        columns[scan.NAME] = export.texts_of((kind & 255) << 16 | (source & 255) << 8 | (target & 255), _copy_name)
+        export.add("gpu", columns)
+
+
+def _copy_name(packed: int) -> str:
+    kind = _COPIES.get(packed >> 16, "")
+    source, target = (_MEMORIES.get(number) for number in ((packed >> 8) & 255, packed & 255))
+    return f"Memcpy {kind} ({source} -> {target})" if source and target else f"Memcpy {kind}".strip()
+
+
+def _read_sets(export: _Export, table: str) -> None:
+    for batch in export.batches(table, [*_DEVICE, "bytes", "memKind"]):
+        columns = _device_columns(export, batch)
+        columns |= {scan.CAT: export.text("gpu_memset"), "bytes": batch["bytes"]}
+        kind = batch["memKind"] if batch["memKind"] is not None else np.full(len(batch["start"]), 2)
+        columns[scan.NAME] = export.texts_of(kind, lambda number: f"Memset ({_MEMORIES.get(number, 'Unknown')})")
+        export.add("gpu", columns)
+
+
+def _read_graphs(export: _Export, table: str) -> None:
+    """Whole graph launches, where the recording did not go down to their nodes."""
+    for batch in export.batches(table, [*_DEVICE, "graphId"]):
+        columns = _device_columns(export, batch)
+        graph = batch["graphId"] if batch["graphId"] is not None else np.zeros(len(batch["start"]), np.int64)
+        columns |= {scan.CAT: export.text("graph"), "graph": graph}
+        columns[scan.NAME] = export.texts_of(graph, lambda number: f"CUDA graph {number}")
+        export.add("gpu", columns)
+
+
+def _read_syncs(export: _Export, table: str) -> None:
+    for batch in export.batches(table, [*_DEVICE, "syncType"]):
+        columns = _device_columns(export, batch)
+        columns.pop("range", None)
+        columns.pop("graph_node", None)
+        kind = batch["syncType"] if batch["syncType"] is not None else np.zeros(len(batch["start"]), np.int64)
+        columns |= {scan.CAT: export.text("cuda_sync")}
+        columns[scan.NAME] = columns["sync_kind"] = export.texts_of(
+            kind, lambda number: _SYNCS.get(number, str(number))
+        )
+        export.add("runtime", columns)
+
+
+def _read_host(export: _Export, table: str) -> None:
+    """Library and operating system calls: name, start, end, thread."""
+    cls = "runtime" if table == "OSRT_API" else "annotation"
+    category = export.text({"OSRT_API": "osrt", "PROFILER_OVERHEAD": "overhead"}.get(table, table.partition("_")[0].lower()))
+    for batch in export.batches(table, ["start", "end", "globalTid", "nameId"]):
+        tids = batch["globalTid"] if batch["globalTid"] is not None else np.zeros(len(batch["start"]), np.int64)
+        pid, tid = export.process_and_thread(tids)
+        columns = {scan.TS: batch["start"], scan.DUR: _length(batch), scan.CAT: category, scan.PID: pid, scan.TID: tid}
+        columns[scan.NAME] = None if batch["nameId"] is None else export.named(batch["nameId"])
+        if cls == "annotation":
+            columns["phase"] = export.text("X")
+        export.add(cls, columns)
+
+
+def _read_memory(export: _Export, table: str) -> None:
+    wanted = ["start", "globalPid", "deviceId", "address", "bytes", "memoryOperationType"]
+    for batch in export.batches(table, wanted):
+        size, kind = batch["bytes"], batch["memoryOperationType"]
+        if size is not None and kind is not None:
+            size = np.where((kind == 1) & (size != scan.NULL), -size, size)  # 1 is the release
+        columns = {scan.TS: batch["start"], scan.CAT: export.text("cuda_memory"), scan.NAME: export.text("[memory]")}
+        columns |= {"address": batch["address"], "bytes": size, "device": batch["deviceId"]}
+        export.add("memory", columns)
+
+
+# NVTX and calls first: the device's rows look their ranges up.
+_READERS: dict[str, Callable[[_Export, str], None]] = {
+    "NVTX_EVENTS": _read_ranges,
+    "CUPTI_ACTIVITY_KIND_RUNTIME": _read_calls,
+    "CUPTI_ACTIVITY_KIND_KERNEL": _read_kernels,
+    "CUPTI_ACTIVITY_KIND_MEMCPY": _read_copies,
+    "CUPTI_ACTIVITY_KIND_MEMSET": _read_sets,
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": _read_graphs,
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": _read_syncs,
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": _read_memory,
+    "OSRT_API": _read_host,
+    "CUDNN_EVENTS": _read_host,
+    "CUBLAS_EVENTS": _read_host,
+    "PROFILER_OVERHEAD": _read_host,
+}
+
+
+def _read_names(export: _Export) -> None:
+    """Names of processes and threads as metadata rows."""
+    for table, name, key, label in (
+        ("ThreadNames", "thread_name", "globalTid", "nameId"),
+        ("PROCESSES", "process_name", "globalPid", "name"),
+    ):
+        if not {key, label} <= set(export.columns.get(table, ())):
+            continue
+        rows = export.connection.execute(f"select {key}, {label} from {table}").fetchall()
+        ids = np.array([row[0] or 0 for row in rows], np.int64)
+        if label == "nameId":
+            labels = export.named(np.array([-1 if row[1] is None else row[1] for row in rows], np.int64))
+        else:
+            labels = np.array([-1 if row[1] is None else export.text(str(row[1])) for row in rows], np.int32)
+        pid, tid = export.process_and_thread(ids)
+        columns = {scan.TS: np.full(len(ids), scan.NULL), scan.NAME: export.text(name), scan.PID: pid, scan.TID: tid}
+        export.add("metadata", {**columns, "label": labels})
+        export.untimed -= len(ids)
+
+
+def _read_header(export: _Export) -> None:
+    """The recording's own data, under the names that a torch.profiler trace uses where it has them."""
+    header = export.header
+    meta = (
+        dict(export.connection.execute("select name, value from META_DATA_EXPORT"))
+        if _has(export, "META_DATA_EXPORT")
+        else {}
+    )
+    header["nsys"] = {
+        key.removeprefix("EXPORT_").lower(): meta.get(key)
+        for key in ("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
+    }
+    if "utcEpochNs" in export.columns.get("TARGET_INFO_SESSION_START_TIME", ()):
+        row = export.connection.execute("select utcEpochNs from TARGET_INFO_SESSION_START_TIME").fetchone()
+        if row and isinstance(row[0], int):
+            header["baseTimeNanoseconds"] = row[0]
+    names = {
+        "id": "id",
+        "name": "name",
+        "totalMemory": "totalGlobalMem",
+        "smCount": "numSms",
+        "computeMajor": "computeMajor",
+    }
+    names |= {
+        "computeMinor": "computeMinor",
+        "memoryBandwidth": "memoryBandwidth",
+        "clockRate": "clockRate",
+        "uuid": "uuid",
+    }
+    names["cuDevice"] = "cuDevice"
+    there = [name for name in names if name in export.columns.get("TARGET_INFO_GPU", ())]
+    if there:
+        rows = export.connection.execute(f"select {', '.join(there)} from TARGET_INFO_GPU").fetchall()
+        header["deviceProperties"] = [{names[key]: value for key, value in zip(there, row)} for row in rows]
+    if {"severity", "text"} <= set(export.columns.get("DIAGNOSTIC_EVENT", ())):
+        rows = export.connection.execute("select text from DIAGNOSTIC_EVENT where severity >= 2 limit 1000").fetchall()
+        header["WARNING"] = [str(row[0]) for row in rows]
+    left = {}
+    for table, columns in export.columns.items():
+        event = "start" in columns or "timestamp" in columns or "rawTimestamp" in columns
+        if event and table not in _READERS:
+            count = export.connection.execute(f'{_COUNTED} "{table}"').fetchone()[0]
+            if count:
+                left[table] = count
+    header["not_carried"] = left
+
+
+def _has(export: _Export, table: str) -> bool:
+    return table in export.columns
+
+
+def _quoted(path: Path) -> str:
+    from urllib.parse import quote
+
+    return quote(str(path.resolve()))
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    try:
+        import adbc_driver_manager
+
+        return (sqlite3.Error, adbc_driver_manager.Error)
+    except ImportError:
+        return (sqlite3.Error,)
+
+
+def _adbc(path: Path) -> Any:
+    """An ADBC connection, or None where the driver is not installed (then rows go through sqlite3, three times slower)."""
+    try:
+        from adbc_driver_sqlite import dbapi
+    except ImportError:
+        return None
+    return dbapi.connect(f"file:{_quoted(path)}?mode=ro&immutable=1")
+
+
+def _arrow_batches(connection: Any, query: str) -> Iterator[list[Any]]:
+    with connection.cursor(adbc_stmt_kwargs={"adbc.sqlite.query.batch_rows": str(BATCH)}) as cursor:
+        cursor.execute(query)
+        for batch in cursor.fetch_record_batch():
+            yield [_integers(column) for column in batch.columns]
+
+
+def _integers(column: Any) -> Any:
+    import pyarrow as pa
+
+    if not pa.types.is_integer(column.type):
+        column = column.cast(pa.int64(), safe=False)
+    return column.fill_null(scan.NULL).to_numpy(zero_copy_only=False) if column.null_count else column.to_numpy()
+
+
+def _row_batches(connection: sqlite3.Connection, query: str) -> Iterator[list[Any]]:
+    cursor = connection.execute(query)
+    while rows := cursor.fetchmany(BATCH):
+        yield [np.array([scan.NULL if value is None else value for value in column], np.int64) for column in zip(*rows)]

@@ -1,0 +1,192 @@
+"""What can be trusted in a parsed trace: counts of loss, and of things that make views wrong (orphans, overlaps, odd durations).
+
+A `Survey` looks at the rows of one class and rank as they are written, in time order, in O(rows); `rank_report` puts a rank's surveys together.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scripts.trace import scan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_STEP = re.compile(r"ProfilerStep\s*#?\s*(\d+)")
+_LAUNCH = re.compile(r"Launch(?!HostFunc)|MemcpyAsync|MemsetAsync")
+_COLLECTIVE = re.compile(r"nccl|rccl|oneccl|hccl|AllReduce|AllGather|ReduceScatter|AllToAll", re.IGNORECASE)
+_DROPPED = {
+    "out_of_range": re.compile(r"[Oo]ut-of-range\s*[=:]\s*(\d+)"),
+    "dropped": re.compile(r"[Dd]ropped\s*[=:]?\s*(\d+)|(\d+) (?:activity )?records? (?:were |was )?dropped"),
+    "invalid_correlation": re.compile(r"[Ii]nvalid ext correlations\s*[=:]\s*(\d+)"),
+    "out_of_order": re.compile(r"out-of-order\s*[=:]\s*(\d+)"),
+}
+_DEPTH = 512
+
+
+class Survey:
+    """Counts over one class of one rank; `look` at its tables in time order."""
+
+    def __init__(self, cls: str, kernel: Any) -> None:
+        self.cls, self.kernel = cls, kernel
+        self.rows = self.zero = self.negative = self.overlaps = 0
+        self.first: int | None = None
+        self.last: int | None = None
+        self.steps: set[int] = set()
+        self.correlations: list[Any] = []
+        self.launches: list[Any] = []
+        self.collectives: list[tuple[str, int, int]] = []
+        self._tracks: dict[tuple[Any, Any], int] = {}
+        self._last = np.full(64, scan.NULL, np.int64)
+        self._open = np.zeros((2, 64, _DEPTH), np.int64)
+        self._depth = np.zeros(64, np.int64)
+
+    def look(self, table: pa.Table) -> None:
+        """Count one table, whose rows follow those of the table before."""
+        self.rows += len(table)
+        starts = _integers(table, "ts_ns", scan.NULL)
+        lengths = _integers(table, "dur_ns", scan.NULL)
+        if self.cls not in ("metadata", "flow", "memory", "counter"):
+            timed = np.flatnonzero((starts != scan.NULL) & (lengths != scan.NULL))
+            if len(timed):
+                self._durations(table, timed, starts[timed], lengths[timed])
+            self._first_and_last(starts[starts != scan.NULL])
+        if self.cls in ("gpu", "runtime") and "correlation" in table.column_names:
+            correlations = _integers(table, "correlation", 0)
+            self.correlations.append(correlations[correlations != 0])
+            if self.cls == "runtime":
+                launching = _matching(table, "name", _LAUNCH)
+                self.launches.append(correlations[launching & (correlations != 0)])
+        if self.cls == "gpu":
+            self._collect(table, starts, lengths)
+        if self.cls == "annotation":
+            names = _texts(table, "name")
+            kinds = _texts(table, "cat")
+            for number in np.flatnonzero(_matching(table, "name", _STEP)).tolist():
+                if kinds[number] != "gpu_user_annotation":
+                    self.steps.add(int(_STEP.search(names[number])[1]))  # type: ignore[index]
+
+    def _durations(self, table: pa.Table, timed: Any, starts: Any, lengths: Any) -> None:
+        self.zero += int((lengths == 0).sum())
+        self.negative += int((lengths < 0).sum())
+        ends = starts + lengths
+        self._first_and_last(ends)
+        tracks = self._track_numbers(table)[timed]
+        if self.cls == "gpu":
+            self.overlaps += int(self.kernel.overlapping(tracks, starts, ends, self._last))
+        else:
+            self.overlaps += int(self.kernel.crossing(tracks, starts, ends, self._open[0], self._open[1], self._depth))
+
+    def _first_and_last(self, times: Any) -> None:
+        if len(times):
+            first, last = int(times.min()), int(times.max())
+            self.first = first if self.first is None else min(first, self.first)
+            self.last = last if self.last is None else max(last, self.last)
+
+    def _track_numbers(self, table: pa.Table) -> Any:
+        """A number for each row's (pid, tid), the same between tables."""
+        sides = [_codes(table, name) for name in ("pid", "tid")]
+        width = len(sides[1][1])
+        pairs = sides[0][0].astype(np.int64) * width + sides[1][0]
+        numbers = np.zeros(len(sides[0][1]) * width, np.int64)
+        seen = np.zeros(len(numbers), np.bool_)
+        seen[pairs] = True
+        for pair in np.flatnonzero(seen).tolist():
+            track = (sides[0][1][pair // width], sides[1][1][pair % width])
+            numbers[pair] = self._tracks.setdefault(track, len(self._tracks))
+        while len(self._tracks) > len(self._last):
+            self._last = np.concatenate([self._last, np.full_like(self._last, scan.NULL)])
+            self._open = np.concatenate([self._open, np.zeros_like(self._open)], axis=1)
+            self._depth = np.concatenate([self._depth, np.zeros_like(self._depth)])
+        return numbers[pairs]
+
+    def _collect(self, table: pa.Table, starts: Any, lengths: Any) -> None:
+        """Remember the collectives, for the alignment of clocks: what, begin, end."""
+        places = np.flatnonzero(_matching(table, "name", _COLLECTIVE))
+        if not len(places):
+            return
+        some = table.take(places)
+        columns = [some[name].to_pylist() if name in some.column_names else [None] * len(some) for name in _KEY]
+        for place, key in zip(places.tolist(), zip(*columns)):
+            if starts[place] != scan.NULL and lengths[place] != scan.NULL:
+                what = "|".join("" if part is None else str(part) for part in key)
+                self.collectives.append((what, int(starts[place]), int(starts[place] + lengths[place])))
+
+
+_KEY = ("name", "collective", "group", "in_nelems", "dtype")
+
+
+def rank_report(surveys: dict[str, Survey]) -> dict[str, Any]:
+    """The counts of one rank for `quality.json`, from its surveys by class."""
+    gpu, runtime = surveys["gpu"], surveys["runtime"]
+    on_device, launched = _joined(gpu.correlations), _joined(runtime.correlations)
+    without_launch = int((~np.isin(on_device, launched)).sum()) + gpu.rows - len(on_device) if gpu.rows else 0
+    without_kernel = int((~np.isin(_joined(runtime.launches), on_device)).sum())
+    firsts = [survey.first for survey in surveys.values() if survey.first is not None]
+    lasts = [survey.last for survey in surveys.values() if survey.last is not None]
+    return {
+        "rows": {cls: survey.rows for cls, survey in surveys.items()},
+        "first_ns": min(firsts, default=None),
+        "last_ns": max(lasts, default=None),
+        "steps": sorted(surveys["annotation"].steps),
+        "gpu_without_launch": without_launch,
+        "launches_without_gpu": without_kernel,
+        "zero_durations": {cls: survey.zero for cls, survey in surveys.items() if survey.zero},
+        "negative_durations": {cls: survey.negative for cls, survey in surveys.items() if survey.negative},
+        "overlaps": {cls: survey.overlaps for cls, survey in surveys.items() if survey.overlaps},
+    }
+
+
+def dropped_by_profiler(header: dict[str, Any]) -> dict[str, int] | None:
+    """What the profiler says in its own log that it dropped; None where the trace carries no log."""
+    logs = [line for key in ("INFO", "WARNING", "ERROR") for line in _strings(header.get(key))]
+    if not logs:
+        return None
+    counts = {}
+    for name, pattern in _DROPPED.items():
+        found = [int(next(group for group in match if group)) for line in logs for match in _groups(pattern, line)]
+        if found:
+            counts[name] = sum(found)
+    return counts
+
+
+def _groups(pattern: re.Pattern[str], line: str) -> list[tuple[str, ...]]:
+    return [match.groups() for match in pattern.finditer(line)]
+
+
+def _strings(value: Any) -> list[str]:
+    return [line for line in value if isinstance(line, str)] if isinstance(value, list) else []
+
+
+def _joined(arrays: list[Any]) -> Any:
+    return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+
+
+def _integers(table: pa.Table, name: str, null: int) -> Any:
+    if name not in table.column_names:
+        return np.full(len(table), null, np.int64)
+    column = table[name].combine_chunks()
+    return column.fill_null(null).to_numpy(zero_copy_only=False)
+
+
+def _codes(table: pa.Table, name: str) -> tuple[Any, list[Any]]:
+    """(dictionary codes, texts) of a text column, null as one more text."""
+    if name not in table.column_names:
+        return np.zeros(len(table), np.int32), [None]
+    column = table[name].combine_chunks()
+    texts = column.dictionary.to_pylist()
+    return column.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False), [*texts, None]
+
+
+def _texts(table: pa.Table, name: str) -> Any:
+    codes, texts = _codes(table, name)
+    return np.array(texts, object)[codes]
+
+
+def _matching(table: pa.Table, name: str, pattern: re.Pattern[str]) -> Any:
+    """Which rows have a text that the pattern is found in; the pattern is tried once a text."""
+    codes, texts = _codes(table, name)
+    return np.array([bool(text and pattern.search(text)) for text in texts], np.bool_)[codes]
