@@ -8,7 +8,6 @@ its rows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -212,6 +211,7 @@ class Capture:
     def __init__(self, read: Read, devices: list[dict[str, Any]] | None = None) -> None:
         self._read = read
         self.devices = devices or []
+        self.losses: list[str] = []
 
     @classmethod
     def open(cls, folder: str | Path) -> Capture:
@@ -221,7 +221,15 @@ class Capture:
         folder = Path(folder)
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder; write it with `python -m scripts.trace.parse TRACE -o DIR`")
-        return cls(lambda name, columns: dataset.read(folder, name, columns), _devices(folder))
+        quality = dataset.quality(folder)
+        several = len(quality.get("ranks", [])) > 1
+
+        def read(name: str, columns: list[str]) -> pa.Table:
+            return dataset.read(folder, name, columns, aligned=several)
+
+        capture = cls(read, _devices(quality))
+        capture.losses = _losses(quality)
+        return capture
 
     def table(self, name: str, columns: list[str]) -> pa.Table:
         """Columns of an event class, sorted by (rank, ts_ns)."""
@@ -618,10 +626,23 @@ def codes(table: pa.Table, name: str) -> tuple[Ints, list[str]]:
     return indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False), words or [""]
 
 
-def _devices(folder: Path) -> list[dict[str, Any]]:
-    for place in (folder / "quality.json", folder.parent / "quality.json"):
-        if place.is_file():
-            devices = json.loads(place.read_text(encoding="utf-8")).get("devices")
-            if isinstance(devices, list):
-                return [device for device in devices if isinstance(device, dict)]
+def _devices(quality: dict[str, Any]) -> list[dict[str, Any]]:
+    """`deviceProperties` of the first input that has them."""
+    for source in quality.get("inputs", []):
+        found = (source.get("header") or {}).get("deviceProperties")
+        if isinstance(found, list) and found:
+            return [device for device in found if isinstance(device, dict)]
     return []
+
+
+def _losses(quality: dict[str, Any]) -> list[str]:
+    """What the trace lost before or while it was read, one line an input and kind."""
+    found = []
+    for source in quality.get("inputs", []):
+        dropped = sum(value for value in (source.get("dropped_by_profiler") or {}).values() if value)
+        for count, what in ((dropped, "records that the profiler dropped: busy time is a lower bound"),
+                            (source.get("bad"), "events that could not be read"), (source.get("truncated"),
+                                                            "events cut off at the end")):  # fmt: skip
+            if count:
+                found.append(f"{source.get('file')}: {count} {what}")
+    return found

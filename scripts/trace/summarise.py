@@ -36,16 +36,19 @@ def summarise(capture: Capture) -> tuple[dict[str, pa.Table], dict[str, Any]]:
 
 def device(capture: Capture) -> dict[str, Any] | None:
     """The device that the trace names, with its peak rates and their source where known."""
+    from collections import Counter
     from dataclasses import asdict
 
     from scripts.trace.roofline import peaks
 
-    named = [one for one in capture.devices if one.get("name")]
+    used = Counter(capture.gpu.device.tolist())
+    named = {one.get("id"): one for one in capture.devices if one.get("name")}
     if not named:
         return None
-    known = peaks(str(named[0]["name"]))
-    capacity = named[0].get("totalGlobalMem")
-    return {"name": str(named[0]["name"]), "count": len(named), "capacity_bytes": int(capacity) if capacity else None,
+    main = next((named[one] for one, _ in used.most_common() if one in named), next(iter(named.values())))
+    known, capacity = peaks(str(main["name"])), main.get("totalGlobalMem")
+    pairs = {*zip(capture.gpu.rank.tolist(), capture.gpu.device.tolist())}
+    return {"name": str(main["name"]), "count": len(pairs), "capacity_bytes": int(capacity) if capacity else None,
             "peaks": asdict(known) if known else None}  # fmt: skip
 
 
@@ -54,7 +57,7 @@ def notes(capture: Capture) -> list[str]:
     from scripts.trace.capture import KERNEL, OP, PYTHON, codes
 
     gpu, host = capture.gpu, capture.host
-    found = []
+    found = list(capture.losses)
     if not len(gpu):
         found.append("no GPU events: times are those of the host")
     if not len(host):
