@@ -161,7 +161,7 @@ class Comparison:
                 # The magnitude of a number that crosses zero comes from its own past.
                 outcome.magnitude = tag.magnitudes.update(abs(one["value"]))
         else:
-            outcome = self._judge(place, one, two, tag)
+            outcome = self.judge(place, one, two, tag)
         self._count(place, outcome)
         tag.note(place, outcome)
         if outcome.ratio > 1.0:
@@ -213,7 +213,8 @@ class Comparison:
     def _entry(self, place: Place) -> dict[str, Any]:
         return (self.entries.get(place.rank) or {}).get(place.key[0]) or {}
 
-    def _judge(self, place: Place, one: Record, two: Record, tag: TagState) -> Outcome:
+    def judge(self, place: Place, one: Record, two: Record, tag: TagState) -> Outcome:
+        """How two records of one key compare."""
         name, step, occurrence = place.key
         if (one.get("rtol"), one.get("atol")) != (two.get("rtol"), two.get("atol")):
             self.tolerances_differ.add(name)
@@ -266,14 +267,16 @@ class Comparison:
             if self.measured:
                 self.unmeasured.add(place.key[0])
             return part.unmeasured * wider, "exact" if base["kind"] == "int" else "dtype"
-        return tolerance(part.floor * wider, self.thresholds[part.family], rising.at(place.step) * magnitude), "noise"
+        spread = max(rising.allowed(place.step) * magnitude, part.least * wider)
+        return tolerance(part.floor * wider, self.thresholds[part.family], spread), "noise"
 
     def _envelope(self, place: Place) -> dict[str, Rising]:
         where = (place.rank, place.key[0])
         found = self.envelopes.get(where)
         if found is None:
-            stored = self._entry(place).get("envelope") or {}
-            found = {part: Rising(points) for part, points in stored.items() if points}
+            entry = self._entry(place)
+            stored = entry.get("envelope") or {}
+            found = {part: Rising(points, entry["last_step"]) for part, points in stored.items() if points}
             if len(self.envelopes) < TRACKED:
                 self.envelopes[where] = found
         return found

@@ -22,9 +22,7 @@ SCHEMA = "parity/noise@1"
 FEWEST = 3
 # Above this relative spread a number says little: the envelope accepts a change of the whole value.
 CHAOTIC = 0.1
-PERTURB = (
-    "parity run --perturb ulp --seed 1 --out DIR -- <the job>   (then 2 and 3; give derive one plain run and these)"
-)
+PERTURB = "parity run --perturb ulp --perturb-seed 1 --out DIR -- <the job>   (then seeds 2, 3, 4)"
 
 
 class _Tag:
@@ -44,6 +42,7 @@ class _Tag:
         self.spread = 0.0
         self.value = 0.0
         self.kind = ""
+        self.last_step = -1
 
 
 def derive(run_dirs: Sequence[str | Path]) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def derive(run_dirs: Sequence[str | Path]) -> dict[str, Any]:
         total += _learn(distinct if len(distinct) > 1 else distinct[:1], rank, tags[rank])
     if not total:
         raise BadInput(f"{runs[0].name}: no records; nothing was probed, see `parity show {runs[0].name}`")
-    scores = {"number": [0.0] * len(distinct), "sketch": [0.0] * len(distinct)}
+    scores = {family: [0.0] * len(distinct) for family in LOWEST}
     for found in tags.values():
         for tag in found.values():
             for name, estimate in tag.estimates.items():
@@ -94,11 +93,11 @@ def _check(runs: list[Run]) -> None:
     first = runs[0].environment()
     for run in runs[1:]:
         other = run.environment()
-        for field in ("gpus", "backend", "torch", "cuda", "cudnn"):
+        for field in ("seed", "gpus", "backend", "torch", "cuda", "cudnn"):
             if first.get(field) != other.get(field):
                 raise BadInput(
                     f"{run.name}: {field} is {other.get(field)!r}, in {runs[0].name} {first.get(field)!r}; "
-                    "baselines must come from one kind of machine and one environment"
+                    "baselines must share seed, machine and environment"
                 )
 
 
@@ -135,6 +134,7 @@ def _note_declared(tag: _Tag, record: Record) -> None:
 
 def _note_value(tag: _Tag, identity: records.Key, row: list[Record], same: bool) -> None:
     step = identity[1] if identity[1] is not None else -1
+    tag.last_step = max(tag.last_step, step)
     nans = [records.has_nan(record) for record in row]
     if all(nans):
         if len(tag.nan) < 10_000:
@@ -242,6 +242,7 @@ def _tag_entry(name: str, tag: _Tag, distinct: int) -> dict[str, Any]:
         "call": call,
         "kind": tag.kind,
         "records": tag.count,
+        "last_step": tag.last_step,
         "relative": max((estimate.largest for estimate in tag.estimates.values()), default=0.0),
         "nan": tag.nan,
         "envelope": {part: estimate.envelope.points for part, estimate in tag.estimates.items()},

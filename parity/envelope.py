@@ -9,6 +9,9 @@ deviation over all tags and steps, against runs of the unmodified code that diff
 - The *spread* of a component at a step is its variance over the baseline runs. Spreads are pooled over +-10
   neighbouring steps (fewer near the start, so that chaos in step 8 does not excuse a fault in step 0), divided by the
   pooled magnitude, and made rising: runs that have parted do not come together again.
+- An honest change may round up to ALLOWANCE times as much as the baselines. Where runs part exponentially this brings
+  it to the same deviation some steps earlier, so the envelope in use is ALLOWANCE times the measured one, but no more
+  than what the baselines reach in the end (further if they still grow there). Where noise is constant nothing is added.
 - tolerance = floor + threshold * sqrt(2) * envelope * magnitude, sqrt(2) because two runs are compared that both move.
 - The *threshold* of a class of components is `factor(N)` times the largest standardised deviation of any baseline
   against the others when it is left out of the envelope.
@@ -26,6 +29,7 @@ from typing import Any, Optional
 from parity.records import Record, has_nan, number
 
 WINDOW = 10
+ALLOWANCE = 10.0
 ROOT2 = math.sqrt(2.0)
 
 # Machine epsilon by dtype, for what a single rounded element may do.
@@ -43,9 +47,10 @@ UNMEASURED = {
     "float8_e4m3fn": 0.125, "float8_e4m3fnuz": 0.125, "float8_e5m2": 0.25, "float8_e5m2fnuz": 0.25,
 }  # fmt: skip
 
-# Lowest thresholds by class: three standard deviations of a number; twice the noise of a 64-vector, whose length
-# hardly varies (its relative standard deviation is 1/sqrt(128) = 9 %).
-LOWEST = {"number": 3.0, "sketch": 2.0}
+# Families of components, each with a threshold of its own, and the lowest one: three standard deviations of a number;
+# twice the noise of a 64-vector, whose length hardly varies (its relative standard deviation is 1/sqrt(128) = 9 %).
+# Extremes have heavy tails and move in steps of the dtype: among the others they would raise the threshold of all.
+LOWEST = {"number": 3.0, "moment": 3.0, "extreme": 3.0, "sketch": 2.0}
 LARGE = 1e12
 
 
@@ -53,10 +58,11 @@ class Component:
     """One thing that is compared of a record.
 
     `values` is a tuple (one number, or the 64 of a sketch); `magnitude` what errors are relative to; `floor` the
-    absolute tolerance of rounding alone when noise was measured; `unmeasured` the one when it was not.
+    absolute tolerance of rounding alone when noise was measured; `unmeasured` the one when it was not; `least` the
+    smallest spread that is believed where the baselines hardly moved.
     """
 
-    __slots__ = ("family", "floor", "magnitude", "name", "unmeasured", "values")
+    __slots__ = ("family", "floor", "least", "magnitude", "name", "unmeasured", "values")
 
     def __init__(  # noqa: PLR0917
         self, name: str, family: str, values: Sequence[float], magnitude: float, floor: float, unmeasured: float
@@ -67,6 +73,8 @@ class Component:
         self.magnitude = magnitude
         self.floor = floor
         self.unmeasured = unmeasured
+        # An extreme is one rounded element; a few baselines may well agree on it by chance.
+        self.least = floor / 2 if family == "extreme" else floor / 100
 
 
 def components(record: Record) -> list[Component]:
@@ -119,11 +127,11 @@ def _tensor(record: Record) -> list[Component]:
     rest = UNMEASURED.get(dtype, 1e-5)
     accumulation = 1e-6 * numel * mean
     result = [
-        Component("sum", "number", (total,), l2, element * l2 + accumulation, rest * l2 + accumulation),
-        Component("l2", "number", (l2,), l2, averaged * l2, rest * l2),
-        Component("abs_mean", "number", (mean,), mean, averaged * mean, rest * mean),
-        Component("min", "number", (low,), largest, max(chain, epsilon) * largest, rest * largest),
-        Component("max", "number", (high,), largest, max(chain, epsilon) * largest, rest * largest),
+        Component("sum", "moment", (total,), l2, element * l2 + accumulation, rest * l2 + accumulation),
+        Component("l2", "moment", (l2,), l2, averaged * l2, rest * l2),
+        Component("abs_mean", "moment", (mean,), mean, averaged * mean, rest * mean),
+        Component("min", "extreme", (low,), largest, max(chain, epsilon) * largest, rest * largest),
+        Component("max", "extreme", (high,), largest, max(chain, epsilon) * largest, rest * largest),
     ]
     if sketch:
         result.append(Component("sketch", "sketch", sketch, l2, element * l2, rest * l2))
@@ -167,11 +175,16 @@ class Magnitude:
 class Rising:
     """A relative envelope that never falls, kept as its break points: at most one for each 2 % of growth."""
 
-    __slots__ = ("points", "steps")
+    __slots__ = ("points", "steps", "top")
 
-    def __init__(self, points: Optional[Sequence[Sequence[float]]] = None):
+    def __init__(self, points: Optional[Sequence[Sequence[float]]] = None, last_step: Optional[int] = None):
         self.points = [list(point) for point in points or []]
         self.steps = [point[0] for point in self.points]
+        self.top = 0.0
+        if last_step is not None and self.points:
+            highest = self.points[-1][1]
+            before = self.at(self.steps[0] + (2 * (last_step - self.steps[0])) // 3)
+            self.top = highest * (min(ALLOWANCE, highest / before) if before > 0.0 else 1.0)
 
     def add(self, step: int, value: float) -> float:
         """Raises the envelope at `step` to `value` if that is higher, and returns the envelope there."""
@@ -183,24 +196,30 @@ class Rising:
             return value
         return last
 
-    def at(self, step: int) -> float:
+    def at(self, step: float) -> float:
         """The envelope at a step; that of the first step before it, of the last one after it."""
         if not self.points:
             return 0.0
         return self.points[max(0, bisect.bisect_right(self.steps, step) - 1)][1]
 
+    def allowed(self, step: int) -> float:
+        """The envelope with the allowance for other rounding (given `last_step`)."""
+        measured = self.at(step)
+        return max(measured, min(ALLOWANCE * measured, self.top))
+
 
 class _Point:
     """What one step gives to an envelope: squared distances of all pairs of runs, magnitude, floor."""
 
-    __slots__ = ("floor", "magnitude", "spreads", "squares", "step")
+    __slots__ = ("floor", "least", "magnitude", "spreads", "squares", "step")
 
-    def __init__(self, step: int, squares: list[float], spreads: list[float], magnitude: float, floor: float):
+    def __init__(self, step: int, squares: list[float], spreads: list[float], magnitude: float, part: Component):
         self.step = step
         self.squares = squares
         self.spreads = spreads
         self.magnitude = magnitude
-        self.floor = floor
+        self.floor = part.floor
+        self.least = part.least
 
 
 class Estimate:
@@ -232,13 +251,13 @@ class Estimate:
         magnitude = math.fsum(component.magnitude for component in row) / self.runs
         if row[0].family == "number":
             magnitude = self.magnitude.update(magnitude)
-        floor = max(component.floor for component in row)
+        widest = max(row, key=lambda component: component.floor)
         # The variance over n runs is the sum of squared pair distances / (n (n - 1)).
         spreads = [math.fsum(squares) / (self.runs * (self.runs - 1))]
         if self.runs > 2:
             count = (self.runs - 1) * (self.runs - 2)
             spreads += [math.fsum(squares[self.index[pair]] for pair in subset) / count for subset in self.subsets]
-        self.points.append(_Point(step, squares, spreads, magnitude, floor))
+        self.points.append(_Point(step, squares, spreads, magnitude, widest))
         self.seen += 1
         while self.evaluated + min(self.evaluated, WINDOW) < self.seen:
             self._evaluate(self.evaluated)
@@ -270,7 +289,7 @@ class Estimate:
             spread = self.left_out[run].add(point.step, pooled) * point.magnitude
             for pair, square in zip(self.pairs, point.squares):
                 if run in pair:
-                    score = standardised(math.sqrt(square), point.floor, spread)
+                    score = standardised(math.sqrt(square), point.floor, max(spread, point.least))
                     self.scores[run] = max(self.scores[run], score)
 
 
@@ -279,13 +298,12 @@ def standardised(deviation: float, floor: float, spread: float) -> float:
     excess = deviation - floor
     if excess <= 0.0:
         return 0.0
-    # Where the baselines did not move at all, a hundredth of the floor stands for their spread.
-    return min(LARGE, excess / (ROOT2 * max(spread, floor / 100.0, 1e-300)))
+    return min(LARGE, excess / (ROOT2 * max(spread, 1e-300)))
 
 
 def tolerance(floor: float, threshold: float, spread: float) -> float:
     """The largest deviation between two runs that is accepted: the inverse of `standardised` at `threshold`."""
-    return floor + threshold * ROOT2 * max(spread, floor / 100.0)
+    return floor + threshold * ROOT2 * spread
 
 
 def matching(rows: Sequence[Record]) -> Iterator[list[Component]]:

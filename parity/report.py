@@ -24,7 +24,7 @@ def compared(report: dict[str, Any]) -> str:
     if report.get("needs_runs"):
         lines.append(
             f"  {report['needs_runs']} more run(s) of the unmodified job would decide: "
-            "parity run --perturb ulp --seed N --out DIR -- <the job>, then parity derive"
+            "parity run --perturb ulp --perturb-seed N --out DIR -- <the job>, then parity derive"
         )
     lines += _parting(report)
     lines += _sets(report)
