@@ -6,7 +6,6 @@ Everything works on libcst trees, so that comments and formatting of untouched c
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 import libcst as cst
 
 from scripts.common import tree as trees
+from scripts.judge import scope
 
 SKIPPED_FOLDERS = {"test", "tests", "docs"}
 LARGEST_BYTES = 400_000
@@ -24,7 +24,7 @@ SMALL = 40
 """Up to so many Python files a tree is a job of its own; above, a package of which the job runs a part."""
 
 
-class Refusal(Exception):  # noqa: N818 - it is an answer, not an error
+class Refusal(Exception):
     """A fix does not apply; the message is the missing precondition, in one line."""
 
 
@@ -108,22 +108,12 @@ def _parsed(path: str, text: str) -> File | None:
 
 
 def editable(path: str, spec: Mapping[str, Any]) -> bool:
-    """Whether the workload lets a patch touch the file: inside `source.editable`, outside `source.protected`."""
+    """Whether the workload lets a patch touch the file: inside `source.editable`, outside what is protected."""
     source = spec.get("source") or {}
-    allowed = source.get("editable") or spec.get("editable") or ["**"]
-    protected = source.get("protected") or spec.get("protected") or []
-    return any(matches(path, glob) for glob in allowed) and not any(matches(path, glob) for glob in protected)
-
-
-def matches(path: str, glob: str) -> bool:
-    """Glob with `**` over folders; a bare folder name means all that is in it."""
-    if glob in ("**", "*", path) or path.startswith(glob.rstrip("/") + "/"):
-        return True
-    if glob.startswith("**/") and matches(path, glob[3:]):
-        return True
-    if "**" in glob:
-        return fnmatch.fnmatchcase(path, glob.replace("**/", "*").replace("**", "*"))
-    return path.count("/") == glob.count("/") and fnmatch.fnmatchcase(path, glob)
+    return (
+        scope.matches(path, source.get("editable") or ["**"])
+        and scope.protected(path, source.get("protected") or []) is None
+    )
 
 
 def imports(module: cst.Module) -> dict[str, str]:
@@ -181,9 +171,7 @@ def reads(node: cst.CSTNode) -> Iterator[str]:
     """Names of the variables that a node reads, with repetition."""
     if isinstance(node, cst.Name):
         yield node.value
-    elif isinstance(node, cst.Attribute):
-        yield from reads(node.value)
-    elif isinstance(node, cst.Arg):
+    elif isinstance(node, cst.Attribute) or isinstance(node, cst.Arg):
         yield from reads(node.value)
     elif isinstance(node, cst.AssignTarget):
         if not isinstance(node.target, cst.Name):
@@ -222,9 +210,7 @@ def writes(node: cst.CSTNode) -> set[str]:
     """Names that a statement binds: assignments, loops, `with ... as`, imports, definitions, walrus."""
     found: set[str] = set()
     for part in walk(node):
-        if isinstance(part, cst.AssignTarget):
-            found |= target_names(part.target)
-        elif isinstance(part, (cst.AugAssign, cst.AnnAssign, cst.NamedExpr, cst.For)):
+        if isinstance(part, cst.AssignTarget) or isinstance(part, (cst.AugAssign, cst.AnnAssign, cst.NamedExpr, cst.For)):
             found |= target_names(part.target)
         elif isinstance(part, cst.AsName):
             found |= target_names(part.name)
@@ -312,9 +298,15 @@ def with_keyword(node: cst.Call, name: str, value: str) -> cst.Call:
             comma=separator if len(arguments) > 1 or isinstance(last.comma, cst.MaybeSentinel) else _COMMA,
             whitespace_after_arg=cst.SimpleWhitespace(""),
         )
-        if len(node.args) == 1 and isinstance(last.comma, cst.Comma) and not isinstance(node.whitespace_before_args, cst.SimpleWhitespace):
-            arguments[-1] = arguments[-1].with_changes(comma=cst.Comma(whitespace_after=node.whitespace_before_args))
-        elif len(node.args) == 1 and not isinstance(last.comma, cst.Comma) and not isinstance(node.whitespace_before_args, cst.SimpleWhitespace):
+        if (
+            len(node.args) == 1
+            and isinstance(last.comma, cst.Comma)
+            and not isinstance(node.whitespace_before_args, cst.SimpleWhitespace)
+        ) or (
+            len(node.args) == 1
+            and not isinstance(last.comma, cst.Comma)
+            and not isinstance(node.whitespace_before_args, cst.SimpleWhitespace)
+        ):
             arguments[-1] = arguments[-1].with_changes(comma=cst.Comma(whitespace_after=node.whitespace_before_args))
     elif arguments:
         new = new.with_changes(comma=_COMMA)
@@ -331,7 +323,9 @@ def without_keyword(node: cst.Call, name: str) -> cst.Call:
         elif kept:
             last = index == len(node.args) - 1
             if last or _breaks(argument.comma):
-                kept[-1] = kept[-1].with_changes(comma=argument.comma, whitespace_after_arg=argument.whitespace_after_arg)
+                kept[-1] = kept[-1].with_changes(
+                    comma=argument.comma, whitespace_after_arg=argument.whitespace_after_arg
+                )
     return node.with_changes(args=kept)
 
 
@@ -464,7 +458,11 @@ def with_import(module: cst.Module, statement: str) -> cst.Module:
                 body.insert(index, parsed)
                 return module.with_changes(body=body)
             at = index + 1
-        elif isinstance(small, cst.Expr) and isinstance(small.value, (cst.SimpleString, cst.ConcatenatedString)) and not at:
+        elif (
+            isinstance(small, cst.Expr)
+            and isinstance(small.value, (cst.SimpleString, cst.ConcatenatedString))
+            and not at
+        ):
             at = index + 1
         elif at:
             break

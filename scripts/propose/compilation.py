@@ -9,7 +9,19 @@ from typing import Any
 
 import libcst as cst
 
-from scripts.propose.codemod import File, Refusal, assigned, blocks, dotted, files, functions, module_blocks, replaced, texts, walk
+from scripts.propose.codemod import (
+    File,
+    Refusal,
+    assigned,
+    blocks,
+    dotted,
+    files,
+    functions,
+    module_blocks,
+    replaced,
+    texts,
+    walk,
+)
 
 
 def compilable(tree: Path, spec: dict[str, Any]) -> None:
@@ -52,10 +64,19 @@ def _place(file: File, block: Sequence[Any]) -> tuple[Any, str] | None:
         if not pair or not isinstance(pair[1], cst.Call) or not re.fullmatch(r"(model|net|network)", pair[0]):
             continue
         callee = dotted(pair[1].func) or ""
-        if "from_pretrained" in callee or callee.rsplit(".", 1)[-1][:1].isupper() or callee.endswith((".to", ".cuda")) or "models." in callee:
+        if (
+            "from_pretrained" in callee
+            or callee.rsplit(".", 1)[-1][:1].isupper()
+            or callee.endswith((".to", ".cuda"))
+            or "models." in callee
+        ):
             if callee.endswith(("DataParallel", "DistributedDataParallel", "LightningModule", "Trainer", "YOLO")):
                 continue
-            called = any(isinstance(n, cst.Call) and dotted(n.func) == pair[0] for later in block[index + 1 :] for n in walk(later))
+            called = any(
+                isinstance(n, cst.Call) and dotted(n.func) == pair[0]
+                for later in block[index + 1 :]
+                for n in walk(later)
+            )
             if called:
                 found = (statement, pair[0])
     return found

@@ -53,7 +53,9 @@ def patches(pattern: str) -> list[Path]:
     if not found and any(c in pattern for c in "*?["):
         found = sorted(p for p in Path().glob(pattern) if p.is_file())
     if not found:
-        raise InputError(f"proposer file:{pattern}: no such patch; should be a .diff or .patch file, or a folder of them")
+        raise InputError(
+            f"proposer file:{pattern}: no such patch; should be a .diff or .patch file, or a folder of them"
+        )
     return found
 
 
@@ -69,7 +71,11 @@ def relative_to_tree(text: str, tree: Path) -> str:
         for strip in range(1, 5):
             done = subprocess.run(
                 ["git", "apply", "--check", "--whitespace=nowarn", f"-p{strip}", str(given)],
-                cwd=tree, capture_output=True, text=True, check=False, env=_environment(tree),
+                cwd=tree,
+                capture_output=True,
+                text=True,
+                check=False,
+                env=_environment(tree),
             )
             if done.returncode == 0:
                 return text if strip == 1 else _stripped(text, strip - 1)
@@ -95,7 +101,17 @@ def commit_patch(address: str) -> str:
     with tempfile.TemporaryDirectory(prefix="wholejob-git-") as folder:
         _git(["clone", "--quiet", "--bare", "--filter=blob:none", "--", url, folder + "/repository"], address)
         return _git(
-            ["-C", folder + "/repository", "format-patch", "-1", "--stdout", "--no-renames", "--full-index", "--binary", revision],
+            [
+                "-C",
+                folder + "/repository",
+                "format-patch",
+                "-1",
+                "--stdout",
+                "--no-renames",
+                "--full-index",
+                "--binary",
+                revision,
+            ],
             address,
         )
 
@@ -103,8 +119,17 @@ def commit_patch(address: str) -> str:
 def _git(arguments: list[str], address: str) -> str:
     try:
         done = subprocess.run(
-            ["git", *arguments], capture_output=True, check=False, timeout=CLONE_TIMEOUT_S,
-            env={**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null", "LC_ALL": "C"},
+            ["git", *arguments],
+            capture_output=True,
+            check=False,
+            timeout=CLONE_TIMEOUT_S,
+            env={
+                **os.environ,
+                "GIT_TERMINAL_PROMPT": "0",
+                "GIT_CONFIG_NOSYSTEM": "1",
+                "GIT_CONFIG_GLOBAL": "/dev/null",
+                "LC_ALL": "C",
+            },
         )
     except subprocess.TimeoutExpired:
         raise InputError(f"proposer git:{address}: git took longer than {CLONE_TIMEOUT_S} s") from None
@@ -134,6 +159,10 @@ def _strip(path: str, folders: int) -> str:
 
 def _environment(tree: Path) -> dict[str, str]:
     return {
-        "PATH": os.environ.get("PATH", "/usr/bin:/bin"), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null",
-        "LC_ALL": "C", "HOME": "/nonexistent", "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent),
+        "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "LC_ALL": "C",
+        "HOME": "/nonexistent",
+        "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent),
     }

@@ -86,7 +86,9 @@ def _distance(task: Task, finding: dict[str, Any], edits: dict[str, str]) -> int
         best = min(best, 1)
         old = (task.tree / anchor["path"]).read_text(encoding="utf-8").splitlines()
         line = (anchor.get("line") or 0) - 1
-        for kind, first, last, _, _ in difflib.SequenceMatcher(None, old, text.splitlines(), autojunk=False).get_opcodes():
+        for kind, first, last, _, _ in difflib.SequenceMatcher(
+            None, old, text.splitlines(), autojunk=False
+        ).get_opcodes():
             if kind != "equal" and first - 20 <= line <= last + 20:
                 return 0
     return best
@@ -139,4 +141,6 @@ def _measured(attempt: Attempt) -> bool:
 
 
 def _accepted(task: Task, attempt: Attempt) -> bool:
-    return any((entry.get("round"), entry.get("candidate")) == (attempt.round, attempt.candidate) for entry in task.accepted)
+    return any(
+        (entry.get("round"), entry.get("candidate")) == (attempt.round, attempt.candidate) for entry in task.accepted
+    )

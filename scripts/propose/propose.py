@@ -81,7 +81,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--findings", type=Path, required=True)
     parser.add_argument("--brief", type=Path, required=True)
     parser.add_argument("--stack", type=Path, help="the stack of the round before")
-    parser.add_argument("--history", type=Path, nargs="*", default=[], help="verdict.json of earlier rounds, proposal.json beside each")
+    parser.add_argument(
+        "--history", type=Path, nargs="*", default=[], help="verdict.json of earlier rounds, proposal.json beside each"
+    )
     parser.add_argument("--trace", type=Path, help="folder with views/ and events/, for an agent's SQL")
     parser.add_argument("--proposer", required=True, help=KINDS)
     parser.add_argument("--round", type=int, required=True)
@@ -89,8 +91,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args(argv)
     task = task_of(
-        read_json(args.spec, "spec"), args.source, args.findings, args.brief, args.stack, args.history, args.proposer,
-        (args.round, args.candidate), args.trace,
+        read_json(args.spec, "spec"),
+        args.source,
+        args.findings,
+        args.brief,
+        args.stack,
+        args.history,
+        args.proposer,
+        (args.round, args.candidate),
+        args.trace,
     )
     answer = propose(task)
     write(task, answer, args.output)

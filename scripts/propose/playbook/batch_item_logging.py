@@ -35,7 +35,9 @@ from scripts.propose.codemod import (
 
 FINDINGS = ["step_synchronisation", "logging_expensive", "work_in_step"]
 TITLE = "Read statistics in one go"
-HYPOTHESIS = "Each .item() waits for the device and costs a call from Python; one stacked read, or none, gives the same numbers."
+HYPOTHESIS = (
+    "Each .item() waits for the device and costs a call from Python; one stacked read, or none, gives the same numbers."
+)
 RISK = "A norm over all gradients is summed in another order: the logged value agrees to rounding."
 CLASSES = ["python"]
 UNTESTED: list[str] = []
@@ -85,7 +87,11 @@ def _norm_loop(file: File, block: Sequence[Any], index: int) -> dict[cst.CSTNode
         return {}
     root = block[index + 1]
     gone: dict[cst.CSTNode, Any] = {block[index - 1]: cst.RemoveFromParent(), root: cst.RemoveFromParent()}
-    comments = [*block[index - 1].leading_lines, *[x for x in loop.leading_lines if x.comment], *[x for x in root.leading_lines if x.comment]]
+    comments = [
+        *block[index - 1].leading_lines,
+        *[x for x in loop.leading_lines if x.comment],
+        *[x for x in root.leading_lines if x.comment],
+    ]
     clip = block[index + 2] if name and index + 2 < len(block) else None
     clipped = call(clip) if clip is not None else None
     source = code(loop.iter)
@@ -129,7 +135,11 @@ def _sums_squares(loop: cst.For, total: str, parameter: str) -> bool:
     text = code(added.value).replace(" ", "")
     for name, value in names.items():
         text = text.replace(f"{name}.item()", f"{value}.item()") if f"{name}.item()" in text else text
-    forms = [f"{parameter}.grad{middle}.norm({order}).item()**2" for middle in ("", ".data", ".detach()") for order in ("", "2", "p=2")]
+    forms = [
+        f"{parameter}.grad{middle}.norm({order}).item()**2"
+        for middle in ("", ".data", ".detach()")
+        for order in ("", "2", "p=2")
+    ]
     return text in forms
 
 
@@ -143,7 +153,11 @@ def _root(statement: Any, total: str) -> tuple[str | None, str] | None:
     if value is None:
         return None
     text = code(bare(value)).replace(" ", "")
-    return (name, target) if text in (f"{total}**0.5", f"{total}**(1/2)", f"{total}**(1./2)", f"{total}**(1.0/2)", f"math.sqrt({total})") else None
+    return (
+        (name, target)
+        if text in (f"{total}**0.5", f"{total}**(1/2)", f"{total}**(1./2)", f"{total}**(1.0/2)", f"math.sqrt({total})")
+        else None
+    )
 
 
 # A list or dictionary of .item()
@@ -171,13 +185,23 @@ def _comprehension(file: File, node: cst.CSTNode) -> dict[cst.CSTNode, Any]:
 
 
 def _item(node: cst.BaseExpression) -> cst.BaseExpression | None:
-    if isinstance(node, cst.Call) and not node.args and isinstance(node.func, cst.Attribute) and node.func.attr.value == "item":
+    if (
+        isinstance(node, cst.Call)
+        and not node.args
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value == "item"
+    ):
         return node.func.value
     return None
 
 
 def _norm_of(node: cst.BaseExpression) -> str | None:
-    if isinstance(node, cst.Call) and not node.args and isinstance(node.func, cst.Attribute) and node.func.attr.value == "norm":
+    if (
+        isinstance(node, cst.Call)
+        and not node.args
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value == "norm"
+    ):
         return code(node.func.value)
     return None
 
@@ -203,7 +227,8 @@ def _loss_list(file: File, block: Sequence[Any], index: int) -> dict[cst.CSTNode
             continue
         name = pair[0]
         appended = [
-            node for node in walk(loop.body)
+            node
+            for node in walk(loop.body)
             if isinstance(node, cst.Call) and dotted(node.func) == f"{name}.append" and len(node.args) == 1
         ]
         if len(appended) != 1 or loads(loop, name) != 1:
@@ -238,7 +263,9 @@ def _guarded(file: File, block: Sequence[Any], index: int) -> dict[cst.CSTNode, 
     between = block[index:where]
     if where < index or name in test_names or any(isinstance(part, (cst.Call, cst.Await)) for part in walk(user.test)):
         return {}
-    if any(test_names & writes(statement) for statement in between) or any(name in writes(s) for s in block if s is not block[index]):
+    if any(test_names & writes(statement) for statement in between) or any(
+        name in writes(s) for s in block if s is not block[index]
+    ):
         return {}
     inner = block[index].with_changes(leading_lines=[])
     guarded = cst.If(test=user.test, body=cst.IndentedBlock(body=[inner]), leading_lines=block[index].leading_lines)
@@ -250,8 +277,30 @@ def _statistic(value: cst.BaseExpression) -> bool:
     text = code(value)
     if ".item()" not in text and ".tolist()" not in text:
         return False
-    allowed = {"item", "tolist", "norm", "mean", "std", "sum", "abs", "max", "min", "detach", "data", "float", "argmax", "eq", "cpu", "numel",
-               "size", "parameters", "named_parameters", "sqrt", "pow", "square"}
+    allowed = {
+        "item",
+        "tolist",
+        "norm",
+        "mean",
+        "std",
+        "sum",
+        "abs",
+        "max",
+        "min",
+        "detach",
+        "data",
+        "float",
+        "argmax",
+        "eq",
+        "cpu",
+        "numel",
+        "size",
+        "parameters",
+        "named_parameters",
+        "sqrt",
+        "pow",
+        "square",
+    }
     for part in walk(value):
         if isinstance(part, cst.Call):
             called = part.func.attr.value if isinstance(part.func, cst.Attribute) else dotted(part.func)

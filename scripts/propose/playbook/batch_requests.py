@@ -18,12 +18,12 @@ from scripts.propose.codemod import (
     dotted,
     files,
     functions,
+    is_true,
     keyword,
     loads,
     module_blocks,
     number,
     positional,
-    is_true,
     replaced,
     texts,
     walk,
@@ -87,8 +87,12 @@ def _batched(file: File, loop: cst.For, tree: Path, spec: dict[str, Any]) -> cst
     grouped = cst.parse_statement(f"group = {group}\n").with_changes(leading_lines=body[0].leading_lines)
     inner = cst.For(
         target=cst.Tuple(
-            [cst.Element(cst.Name("row"), comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))), cst.Element(loop.target)],  # type: ignore[arg-type]
-            lpar=[], rpar=[],
+            [
+                cst.Element(cst.Name("row"), comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))),
+                cst.Element(loop.target),
+            ],  # type: ignore[arg-type]
+            lpar=[],
+            rpar=[],
         ),
         iter=cst.parse_expression("enumerate(group)"),
         body=cst.IndentedBlock(rest),
@@ -126,7 +130,9 @@ def _greedy(file: File, answer: cst.Call, rest: Sequence[Any]) -> None:
         raise Refusal("generate() has a streamer or a stopping criterion for one request")
     text = "".join(code(s) for s in rest)
     if "eos_token_id=None" not in file.text and "skip_special_tokens=True" not in text:
-        raise Refusal("rows that end early would keep their padding: the answers are not decoded with skip_special_tokens")
+        raise Refusal(
+            "rows that end early would keep their padding: the answers are not decoded with skip_special_tokens"
+        )
 
 
 def _row(statement: Any, answer: str) -> Any:
@@ -148,8 +154,14 @@ def _unindexed(statement: Any, answer: str) -> int:
     """Reads of the answer that neither take one row nor iterate over steps whose rows are taken."""
     good = 0
     for node in walk(statement):
-        if isinstance(node, cst.Subscript) and (dotted(node.value) or "").partition(".")[0] == answer and "row" in code(node.slice[0]):
-            good += 1
-        elif isinstance(node, cst.CompFor) and (dotted(node.iter) or "").partition(".")[0] == answer and isinstance(node.target, cst.Name):
+        if (
+            isinstance(node, cst.Subscript)
+            and (dotted(node.value) or "").partition(".")[0] == answer
+            and "row" in code(node.slice[0])
+        ) or (
+            isinstance(node, cst.CompFor)
+            and (dotted(node.iter) or "").partition(".")[0] == answer
+            and isinstance(node.target, cst.Name)
+        ):
             good += 1
     return loads(statement, answer) - good

@@ -41,14 +41,86 @@ CLASSES = ["python"]
 UNTESTED: list[str] = []
 
 CONSTRUCTORS = {
-    "arange", "ones", "zeros", "full", "tril", "triu", "linspace", "eye", "outer", "sin", "cos", "exp", "cat", "stack", "pow", "log",
-    "einsum", "polar", "ones_like", "zeros_like", "logspace", "meshgrid", "tensor", "where", "repeat_interleave", "concat", "sqrt", "abs",
+    "arange",
+    "ones",
+    "zeros",
+    "full",
+    "tril",
+    "triu",
+    "linspace",
+    "eye",
+    "outer",
+    "sin",
+    "cos",
+    "exp",
+    "cat",
+    "stack",
+    "pow",
+    "log",
+    "einsum",
+    "polar",
+    "ones_like",
+    "zeros_like",
+    "logspace",
+    "meshgrid",
+    "tensor",
+    "where",
+    "repeat_interleave",
+    "concat",
+    "sqrt",
+    "abs",
 }
-WORTH = {"tril", "triu", "ones", "full", "sin", "cos", "outer", "linspace", "eye", "exp", "zeros", "meshgrid", "polar", "einsum"}
+WORTH = {
+    "tril",
+    "triu",
+    "ones",
+    "full",
+    "sin",
+    "cos",
+    "outer",
+    "linspace",
+    "eye",
+    "exp",
+    "zeros",
+    "meshgrid",
+    "polar",
+    "einsum",
+}
 METHODS = {
-    "view", "reshape", "unsqueeze", "to", "bool", "float", "expand", "repeat", "sin", "cos", "exp", "transpose", "t", "triu", "tril",
-    "masked_fill", "log", "size", "logical_not", "squeeze", "type", "long", "int", "outer", "flatten", "permute", "sqrt", "pow", "chunk",
-    "triu_", "tril_", "half", "contiguous", "repeat_interleave",
+    "view",
+    "reshape",
+    "unsqueeze",
+    "to",
+    "bool",
+    "float",
+    "expand",
+    "repeat",
+    "sin",
+    "cos",
+    "exp",
+    "transpose",
+    "t",
+    "triu",
+    "tril",
+    "masked_fill",
+    "log",
+    "size",
+    "logical_not",
+    "squeeze",
+    "type",
+    "long",
+    "int",
+    "outer",
+    "flatten",
+    "permute",
+    "sqrt",
+    "pow",
+    "chunk",
+    "triu_",
+    "tril_",
+    "half",
+    "contiguous",
+    "repeat_interleave",
 }
 NUMBERS = {"math.sqrt", "math.log", "math.pi", "math.log2", "float", "int", "len", "range", "max", "min"}
 
@@ -77,7 +149,9 @@ def _forwards(file: File) -> list[tuple[cst.FunctionDef, cst.ClassDef]]:
     return [
         (function, around[-1])
         for function, around in functions(file.module)
-        if around and isinstance(around[-1], cst.ClassDef) and function.name.value.startswith(("forward", "_forward", "__call__"))
+        if around
+        and isinstance(around[-1], cst.ClassDef)
+        and function.name.value.startswith(("forward", "_forward", "__call__"))
     ]
 
 
@@ -86,7 +160,12 @@ def _forwards(file: File) -> list[tuple[cst.FunctionDef, cst.ClassDef]]:
 
 def _cached_function(file: File) -> cst.Module | None:
     """Decorate a module's function that builds a table from its parameters and is called by a forward pass."""
-    called = {dotted(node.func): node for forward, _ in _forwards(file) for node in walk(forward) if isinstance(node, cst.Call)}
+    called = {
+        dotted(node.func): node
+        for forward, _ in _forwards(file)
+        for node in walk(forward)
+        if isinstance(node, cst.Call)
+    }
     for function, around in functions(file.module):
         node = called.get(function.name.value)
         if node is None or around or function.decorators or not _builds(file, function):
@@ -110,7 +189,11 @@ def _builds(file: File, function: cst.FunctionDef) -> bool:
         return False
     calls: set[str] = set()
     for line in body:
-        if isinstance(line, cst.SimpleStatementLine) and isinstance(line.body[0], cst.Expr) and isinstance(line.body[0].value, cst.SimpleString):
+        if (
+            isinstance(line, cst.SimpleStatementLine)
+            and isinstance(line.body[0], cst.Expr)
+            and isinstance(line.body[0].value, cst.SimpleString)
+        ):
             continue
         if not _static_line(file, None, names, line, calls, returns=True):
             return False
@@ -185,7 +268,11 @@ def _run(
         while run and not _has_constructor(file, run[0]):
             run = run[1:]
         made = set().union(*(writes(line) for line in run))
-        outputs = [name for name in dict.fromkeys(n for line in run for n in writes(line)) if _read_elsewhere(forward, block, run, name)]
+        outputs = [
+            name
+            for name in dict.fromkeys(n for line in run for n in writes(line))
+            if _read_elsewhere(forward, block, run, name)
+        ]
         if not run or not outputs or any(name in static for name in made):
             continue
         arguments: dict[str, str] = {}
@@ -211,16 +298,24 @@ def _statics(forward: cst.FunctionDef) -> set[str]:
             for target in node.targets:
                 for name in _names(target.target):
                     found[name] = found.get(name, 0) + 1
-    bound = [name for s in walk(forward.body) if isinstance(s, (cst.Assign, cst.AugAssign, cst.For)) for name in writes(s)]
+    bound = [
+        name for s in walk(forward.body) if isinstance(s, (cst.Assign, cst.AugAssign, cst.For)) for name in writes(s)
+    ]
     return {name for name in found if bound.count(name) == 1}
 
 
 def _is_size(node: cst.BaseExpression) -> bool:
     text = code(node)
-    return bool(re.fullmatch(r"[\w.]+\.(shape|size\(\))(\[[-\d:]+\])?|[\w.]+\.size\(-?\d\)|[\w.]+\.shape\[-?\d\]|len\([\w.]+\)", text))
+    return bool(
+        re.fullmatch(
+            r"[\w.]+\.(shape|size\(\))(\[[-\d:]+\])?|[\w.]+\.size\(-?\d\)|[\w.]+\.shape\[-?\d\]|len\([\w.]+\)", text
+        )
+    )
 
 
-def _static_line(file: File, class_: cst.ClassDef | None, names: set[str], line: Any, calls: set[str], returns: bool) -> bool:
+def _static_line(
+    file: File, class_: cst.ClassDef | None, names: set[str], line: Any, calls: set[str], returns: bool
+) -> bool:
     """Whether a line is static; adds what it binds to `names` and the constructors that it calls to `calls`."""
     if not isinstance(line, cst.SimpleStatementLine) or len(line.body) != 1:
         return False
@@ -247,7 +342,13 @@ def _static_line(file: File, class_: cst.ClassDef | None, names: set[str], line:
     for node in walk(value):
         if isinstance(node, cst.Call):
             name = file.qualified(node.func) or ""
-            calls.add(name.rsplit(".", 1)[-1] if name.startswith("torch.") else node.func.attr.value if isinstance(node.func, cst.Attribute) else "")
+            calls.add(
+                name.rsplit(".", 1)[-1]
+                if name.startswith("torch.")
+                else node.func.attr.value
+                if isinstance(node.func, cst.Attribute)
+                else ""
+            )
     names |= set(bound)
     return True
 
@@ -281,7 +382,19 @@ def _static(file: File, class_: cst.ClassDef | None, names: set[str], node: cst.
         return qualified.startswith(("torch.", "math.")) or (name.partition(".")[0] in names and False)
     if isinstance(node, cst.Subscript) and _is_size(node):
         return True
-    if isinstance(node, (cst.Lambda, cst.ListComp, cst.GeneratorExp, cst.DictComp, cst.SetComp, cst.Await, cst.NamedExpr, cst.FormattedString)):
+    if isinstance(
+        node,
+        (
+            cst.Lambda,
+            cst.ListComp,
+            cst.GeneratorExp,
+            cst.DictComp,
+            cst.SetComp,
+            cst.Await,
+            cst.NamedExpr,
+            cst.FormattedString,
+        ),
+    ):
         return False
     return all(_static(file, class_, names, child) for child in node.children)
 
@@ -294,7 +407,11 @@ def _module_constant(file: File, name: str) -> bool:
 def _plain_attribute(class_: cst.ClassDef, name: str) -> bool:
     """An attribute that `__init__` sets once to a number: a parameter, a field of the configuration, arithmetic on them."""
     values = attribute_values(class_, name)
-    return len(values) == 1 and bool(re.fullmatch(r"[\w.\s/*+-]+|\w+\(?[\w.\s/*]+\)?", code(values[0]))) and "nn." not in code(values[0])
+    return (
+        len(values) == 1
+        and bool(re.fullmatch(r"[\w.\s/*+-]+|\w+\(?[\w.\s/*]+\)?", code(values[0])))
+        and "nn." not in code(values[0])
+    )
 
 
 def _arguments(file: File, class_: cst.ClassDef, line: Any, static: set[str]) -> dict[str, str]:
@@ -321,7 +438,9 @@ def _arguments(file: File, class_: cst.ClassDef, line: Any, static: set[str]) ->
     return found
 
 
-def _with_function(file: File, class_: cst.ClassDef, run: list[Any], outputs: list[str], arguments: dict[str, str]) -> cst.Module:
+def _with_function(
+    file: File, class_: cst.ClassDef, run: list[Any], outputs: list[str], arguments: dict[str, str]
+) -> cst.Module:
     name = f"_{outputs[0].strip('_').lower()}_table" if len(outputs) > 1 else f"_cached_{outputs[0].strip('_').lower()}"
     parameters = list(arguments.values())
     if re.search(rf"\b{name}\b", file.text) or len(set(parameters)) != len(parameters):
@@ -332,12 +451,18 @@ def _with_function(file: File, class_: cst.ClassDef, run: list[Any], outputs: li
     assert isinstance(function, cst.FunctionDef)
     last = lines[-1].body[0]
     if len(outputs) == 1 and isinstance(last, cst.Assign) and dotted(last.targets[0].target) == outputs[0]:
-        tail = [cst.SimpleStatementLine([cst.Return(last.value)], leading_lines=lines[-1].leading_lines if len(lines) > 1 else [])]
+        tail = [
+            cst.SimpleStatementLine(
+                [cst.Return(last.value)], leading_lines=lines[-1].leading_lines if len(lines) > 1 else []
+            )
+        ]
         body = [*([head, *lines[1:-1]] if len(lines) > 1 else []), *tail]
     else:
         body = [head, *lines[1:], *function.body.body]
     function = _decorated(file)(function.with_changes(body=function.body.with_changes(body=body)))
-    made = cst.parse_statement(f"{', '.join(outputs)} = {name}({', '.join(arguments)})\n").with_changes(leading_lines=run[0].leading_lines)
+    made = cst.parse_statement(f"{', '.join(outputs)} = {name}({', '.join(arguments)})\n").with_changes(
+        leading_lines=run[0].leading_lines
+    )
     changes: dict[cst.CSTNode, Any] = {line: cst.RemoveFromParent() for line in run[1:]}
     changes[run[0]] = made
     two = [cst.EmptyLine(indent=False), cst.EmptyLine(indent=False)]
@@ -358,5 +483,3 @@ def _renamed(line: Any, arguments: dict[str, str]) -> Any:
             changes[node] = cst.parse_expression(arguments[code(node)])
             skip |= {id(part) for part in walk(node)}
     return replaced(line, changes)
-
-

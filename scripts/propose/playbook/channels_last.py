@@ -41,9 +41,17 @@ def _moved(file: File) -> cst.BaseExpression | None:
     for node in walk(file.module):
         pair = assigned(node)
         name, value = pair if pair else (None, None)
-        if pair is None and isinstance(node, cst.Assign) and (dotted(node.targets[0].target) or "") in ("self.model", "self.net"):
+        if (
+            pair is None
+            and isinstance(node, cst.Assign)
+            and (dotted(node.targets[0].target) or "") in ("self.model", "self.net")
+        ):
             name, value = dotted(node.targets[0].target), node.value
-        if name is None or not isinstance(value, cst.Call) or not re.fullmatch(r"(self\.)?(model|net|network|backbone)", name):
+        if (
+            name is None
+            or not isinstance(value, cst.Call)
+            or not re.fullmatch(r"(self\.)?(model|net|network|backbone)", name)
+        ):
             continue
         callee = dotted(value.func) or code(value.func)
         last = callee.rsplit(".", 1)[-1]

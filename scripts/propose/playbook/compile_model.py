@@ -7,12 +7,12 @@ from typing import Any
 
 from scripts.propose.compilation import compiled
 
-FINDINGS = ['compile_missed', 'launch_bound', 'tiny_kernels']
+FINDINGS = ["compile_missed", "launch_bound", "tiny_kernels"]
 TITLE = "Compile the model"
 HYPOTHESIS = "The step is many small operations launched from Python; compiled, they are fused and launched together."
 RISK = "Compilation takes seconds to minutes before the first step; sums are taken in another order."
 CLASSES = ["backend", "config"]
-UNTESTED = ['machines without a C++ compiler or Triton']
+UNTESTED = ["machines without a C++ compiler or Triton"]
 
 
 def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, str]:

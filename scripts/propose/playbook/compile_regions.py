@@ -30,7 +30,12 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
                 if not isinstance(statement, cst.SimpleStatementLine) or not isinstance(statement.body[0], cst.Assign):
                     continue
                 target, value = dotted(statement.body[0].targets[0].target), statement.body[0].value
-                if target and isinstance(value, cst.Call) and file.qualified(value.func) == "torch.nn.ModuleList" and _repeats(value):
+                if (
+                    target
+                    and isinstance(value, cst.Call)
+                    and file.qualified(value.func) == "torch.nn.ModuleList"
+                    and _repeats(value)
+                ):
                     lines = cst.parse_statement(f"for block in {target}:\n    block.compile()\n")
                     changes = {statement: lambda updated, lines=lines: cst.FlattenSentinel([updated, lines])}
                     return {file.path: replaced(file.module, changes).code}
@@ -39,6 +44,8 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
 
 def _repeats(value: cst.Call) -> bool:
     """`ModuleList([Block(config) for _ in range(n)])`: the same class each time."""
-    return len(value.args) == 1 and isinstance(value.args[0].value, (cst.ListComp, cst.GeneratorExp)) and bool(
-        re.match(r"[A-Z]\w*\(", code(value.args[0].value.elt))
+    return (
+        len(value.args) == 1
+        and isinstance(value.args[0].value, (cst.ListComp, cst.GeneratorExp))
+        and bool(re.match(r"[A-Z]\w*\(", code(value.args[0].value.elt)))
     )

@@ -23,7 +23,10 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
     if (spec.get("resources") or {}).get("gpus", 0) < 1:
         raise Refusal("the job has no GPU")
     every = dict(texts(tree, spec))
-    if any(re.search(r"use_deterministic_algorithms\(True|cudnn\.deterministic\s*=\s*True|deterministic=True", text) for text in every.values()):
+    if any(
+        re.search(r"use_deterministic_algorithms\(True|cudnn\.deterministic\s*=\s*True|deterministic=True", text)
+        for text in every.values()
+    ):
         raise Refusal("the job asks for deterministic algorithms")
     if not any(re.search(r"Conv[123]d|conv[123]d\(|torchvision\.models", text) for text in every.values()):
         raise Refusal("the job's source has no convolution")

@@ -8,7 +8,20 @@ from typing import Any
 
 import libcst as cst
 
-from scripts.propose.codemod import File, Refusal, code, files, functions, is_true, keyword, number, positional, replaced, walk, with_keyword
+from scripts.propose.codemod import (
+    File,
+    Refusal,
+    code,
+    files,
+    functions,
+    is_true,
+    keyword,
+    number,
+    positional,
+    replaced,
+    walk,
+    with_keyword,
+)
 
 FINDINGS = ["loader_bound", "work_in_step", "pageable_copies"]
 TITLE = "Load batches in worker processes"
@@ -17,7 +30,10 @@ RISK = "Workers take memory and start-up time; a data set that draws random numb
 CLASSES = ["config"]
 UNTESTED = ["platforms that start workers by spawning them"]
 
-RANDOM = re.compile(r"\brandom\.|np\.random|numpy\.random|torch\.(rand|randn|randint|randperm|bernoulli|normal)\b|\.random_\(|RandomCrop|Random\w+\(|augment", re.I)
+RANDOM = re.compile(
+    r"\brandom\.|np\.random|numpy\.random|torch\.(rand|randn|randint|randperm|bernoulli|normal)\b|\.random_\(|RandomCrop|Random\w+\(|augment",
+    re.I,
+)
 
 
 def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, str]:

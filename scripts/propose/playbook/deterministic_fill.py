@@ -11,7 +11,9 @@ from scripts.propose.codemod import Refusal, code, files, is_false, replaced, te
 
 FINDINGS = ["deterministic_fill", "tiny_kernels"]
 TITLE = "Do not fill new tensors in deterministic mode"
-HYPOTHESIS = "Deterministic mode writes NaN into every tensor that is made without values, one more kernel for each allocation."
+HYPOTHESIS = (
+    "Deterministic mode writes NaN into every tensor that is made without values, one more kernel for each allocation."
+)
 RISK = "A program that reads memory it never wrote is no longer found out; results of others do not change."
 CLASSES = ["config", "backend"]
 UNTESTED: list[str] = []

@@ -26,7 +26,9 @@ from scripts.propose.codemod import (
 
 FINDINGS = ["optimizer_unfused", "tiny_kernels", "launch_bound"]
 TITLE = "Fuse the optimizer step"
-HYPOTHESIS = "The optimizer launches several small operations for each parameter; fused=True does the whole update in one."
+HYPOTHESIS = (
+    "The optimizer launches several small operations for each parameter; fused=True does the whole update in one."
+)
 RISK = "The update is the same formula, rounded in another order."
 CLASSES = ["config"]
 UNTESTED = ["torch older than 2.4 has no fused optimizers on CPU"]
@@ -87,9 +89,17 @@ def _cuda_only(file: File) -> dict[cst.CSTNode, Any]:
     """`{"fused": True} if ... and p.is_cuda else {}`: the limit to CUDA falls, CPUs have fused kernels as well."""
     changes: dict[cst.CSTNode, Any] = {}
     for node in walk(file.module):
-        if isinstance(node, cst.IfExp) and code(node.body).replace(" ", "") in ('{"fused":True}', "{'fused':True}", "dict(fused=True)"):
+        if isinstance(node, cst.IfExp) and code(node.body).replace(" ", "") in (
+            '{"fused":True}',
+            "{'fused':True}",
+            "dict(fused=True)",
+        ):
             test = node.test
-            if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And) and code(test.right).endswith(".is_cuda"):
+            if (
+                isinstance(test, cst.BooleanOperation)
+                and isinstance(test.operator, cst.And)
+                and code(test.right).endswith(".is_cuda")
+            ):
                 changes[test] = test.left
     return changes
 
@@ -109,7 +119,9 @@ def _shared_arguments(file: File) -> dict[cst.CSTNode, Any]:
             made = [part for part in walk(branch.body) if isinstance(part, cst.Call) and _is_arguments(part)]
             if len(made) == 1 and names & FUSED:
                 all_fused = names <= FUSED
-                tested = next((dotted(part.left) for part in walk(branch.test) if isinstance(part, cst.Comparison)), None)
+                tested = next(
+                    (dotted(part.left) for part in walk(branch.test) if isinstance(part, cst.Comparison)), None
+                )
                 if all_fused:
                     changes[made[0]] = _adder("True")
                 elif tested:

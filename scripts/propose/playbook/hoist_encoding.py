@@ -60,7 +60,9 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
     raise Refusal(why)
 
 
-def _rewrite(file: File, function: cst.FunctionDef, class_: cst.ClassDef | None, everything: list[tuple[str, str]]) -> cst.Module | None:
+def _rewrite(
+    file: File, function: cst.FunctionDef, class_: cst.ClassDef | None, everything: list[tuple[str, str]]
+) -> cst.Module | None:
     for block in blocks(function):
         for index, statement in enumerate(block):
             for node in walk(statement):
@@ -90,7 +92,12 @@ def _encoded_operand(file: File, class_: cst.ClassDef | None, node: cst.CSTNode)
 
 def _comprehension(node: cst.CSTNode | None) -> cst.BaseExpression | None:
     """The iterated expression of `[table[c] for c in X]`, `table` being a plain or `self.` name."""
-    if not isinstance(node, cst.ListComp) or node.for_in.ifs or node.for_in.inner_for_in or not isinstance(node.for_in.target, cst.Name):
+    if (
+        not isinstance(node, cst.ListComp)
+        or node.for_in.ifs
+        or node.for_in.inner_for_in
+        or not isinstance(node.for_in.target, cst.Name)
+    ):
         return None
     element, variable = node.elt, node.for_in.target.value
     if isinstance(element, cst.Subscript) and len(element.slice) == 1 and isinstance(element.slice[0].slice, cst.Index):
@@ -110,7 +117,9 @@ def _encoder(file: File, class_: cst.ClassDef | None, name: str) -> tuple[str, c
         if function.name.value != method or not (is_method or (not around and "." not in name)):
             continue
         lines = [s for s in function.body.body if isinstance(s, cst.SimpleStatementLine)]
-        lines = [s for s in lines if not (isinstance(s.body[0], cst.Expr) and isinstance(s.body[0].value, cst.SimpleString))]
+        lines = [
+            s for s in lines if not (isinstance(s.body[0], cst.Expr) and isinstance(s.body[0].value, cst.SimpleString))
+        ]
         parameters = [p.name.value for p in function.params.params][1 if is_method else 0 :]
         if len(lines) == 1 and isinstance(lines[0].body[0], cst.Return) and len(parameters) == 1:
             return parameters[0], lines[0].body[0].value
@@ -207,7 +216,11 @@ def _edit(
             raise Refusal(f"the uncoded {pair[0]!r} is used as well")
         cut = _substituted(pair[1], source, store)
         if name is None:
-            changes[wrapper[0]] = cut if not isinstance(cut, cst.IfExp) or _stands_alone(block[index], wrapper[0]) else _parenthesised(cut)
+            changes[wrapper[0]] = (
+                cut
+                if not isinstance(cut, cst.IfExp) or _stands_alone(block[index], wrapper[0])
+                else _parenthesised(cut)
+            )
         else:
             changes[node] = cut
         changes[line] = cst.RemoveFromParent()
@@ -236,7 +249,9 @@ def _wrapper(
     for part in walk(function.body):
         if _is_tensor(file, part):
             inner = positional(part)[0]  # type: ignore[arg-type]
-            if dotted(inner) == name or (isinstance(inner, cst.Subscript) and dotted(inner.value) == name and loads(inner, name) == 1):
+            if dotted(inner) == name or (
+                isinstance(inner, cst.Subscript) and dotted(inner.value) == name and loads(inner, name) == 1
+            ):
                 found.append(part)
     if not found or loads(function.body, name) != len(found):
         raise Refusal(f"the encoded list {name!r} is used in another way than to make tensors")
@@ -263,7 +278,11 @@ def _inner(call_: cst.Call, node: cst.CSTNode, cut: cst.BaseExpression) -> cst.B
 
 
 def _substituted(node: Any, source: str, store: str) -> Any:
-    changes = {part: cst.parse_expression(store) for part in walk(node) if isinstance(part, cst.BaseExpression) and dotted(part) == source}
+    changes = {
+        part: cst.parse_expression(store)
+        for part in walk(node)
+        if isinstance(part, cst.BaseExpression) and dotted(part) == source
+    }
     return replaced(node, changes)  # type: ignore[arg-type]
 
 
@@ -295,7 +314,12 @@ def _not_modified(function: cst.FunctionDef, statement: cst.BaseStatement) -> No
 
 
 def _with_stored(
-    file: File, class_: cst.ClassDef | None, function: cst.FunctionDef, stored: Any, changes: dict[cst.CSTNode, Any], source: str
+    file: File,
+    class_: cst.ClassDef | None,
+    function: cst.FunctionDef,
+    stored: Any,
+    changes: dict[cst.CSTNode, Any],
+    source: str,
 ) -> cst.Module:
     if class_ is None:
         at = max(i for i, s in enumerate(file.module.body) if (pair := assigned(s)) and pair[0] == source)

@@ -30,8 +30,12 @@ RISK = "A tensor that evaluation keeps for training later would have no gradient
 CLASSES = ["python"]
 UNTESTED: list[str] = []
 
-NAMED = re.compile(r"^_?(evaluat\w*|eval\w*|validat\w*|test|test_\w+|predict\w*|infer\w*|estimate_loss|generate\w*|sample|decode\w*)$")
-TRAINING = re.compile(r"\.backward\(|autograd\.grad|enable_grad|set_grad_enabled|requires_grad|optimizer\.step\(|\.register_hook")
+NAMED = re.compile(
+    r"^_?(evaluat\w*|eval\w*|validat\w*|test|test_\w+|predict\w*|infer\w*|estimate_loss|generate\w*|sample|decode\w*)$"
+)
+TRAINING = re.compile(
+    r"\.backward\(|autograd\.grad|enable_grad|set_grad_enabled|requires_grad|optimizer\.step\(|\.register_hook"
+)
 GUARDED = re.compile(r"no_grad|inference_mode")
 NUMBERS = (".item()", "float(", ".tolist()", ".numpy()", "argmax")
 FRAMEWORK = re.compile(r"LightningModule|LightningDataModule|Callback|Trainer\b")
@@ -67,12 +71,19 @@ def _decorated(file: File, prefix: str, keeps: bool) -> dict[cst.CSTNode, Any]:
     for function, around in functions(file.module):
         text = code(function)
         guarded = GUARDED.search(text) or any(
-            GUARDED.search(code(decorator)) for outer in around if isinstance(outer, cst.FunctionDef) for decorator in outer.decorators
+            GUARDED.search(code(decorator))
+            for outer in around
+            if isinstance(outer, cst.FunctionDef)
+            for decorator in outer.decorators
         )
         if guarded or TRAINING.search(text) or any(outer in changes for outer in around):
             continue
-        in_framework = any(isinstance(c, cst.ClassDef) and any(FRAMEWORK.search(code(b.value)) for b in c.bases) for c in around)
-        if in_framework or not (_switches(function) or (NAMED.match(function.name.value) and _uses_model(function, around))):
+        in_framework = any(
+            isinstance(c, cst.ClassDef) and any(FRAMEWORK.search(code(b.value)) for b in c.bases) for c in around
+        )
+        if in_framework or not (
+            _switches(function) or (NAMED.match(function.name.value) and _uses_model(function, around))
+        ):
             continue
         mode = "no_grad" if keeps or not any(word in text for word in NUMBERS) else "inference_mode"
         decorator = cst.Decorator(decorator=cst.parse_expression(f"{prefix}{mode}()"))  # type: ignore[arg-type]
@@ -95,7 +106,9 @@ def _switches(function: cst.FunctionDef) -> bool:
 
 
 def _trains_elsewhere(function: cst.FunctionDef) -> bool:
-    return any(isinstance(node, cst.Call) and (dotted(node.func) or "").endswith((".step", ".fit")) for node in walk(function))
+    return any(
+        isinstance(node, cst.Call) and (dotted(node.func) or "").endswith((".step", ".fit")) for node in walk(function)
+    )
 
 
 def _uses_model(function: cst.FunctionDef, around: Sequence[cst.CSTNode]) -> bool:
@@ -104,7 +117,11 @@ def _uses_model(function: cst.FunctionDef, around: Sequence[cst.CSTNode]) -> boo
         if isinstance(node, cst.Call):
             name = dotted(node.func) or ""
             last = name.rsplit(".", 1)[-1]
-            if re.search(r"model|net$|network|encoder|decoder|policy", last) or name == "self" or name.endswith(".generate"):
+            if (
+                re.search(r"model|net$|network|encoder|decoder|policy", last)
+                or name == "self"
+                or name.endswith(".generate")
+            ):
                 return True
     return False
 
@@ -121,7 +138,9 @@ def _wrapped(file: File, prefix: str, keeps: bool) -> dict[cst.CSTNode, Any]:
     changes: dict[cst.CSTNode, Any] = {}
     every = list(module_blocks(file.module))
     for function, around in functions(file.module):
-        if any(isinstance(f, cst.FunctionDef) for f in around) or GUARDED.search("".join(code(d) for d in function.decorators)):
+        if any(isinstance(f, cst.FunctionDef) for f in around) or GUARDED.search(
+            "".join(code(d) for d in function.decorators)
+        ):
             continue
         if TRAINING.search(code(function)) or _trains_elsewhere(function):
             every += list(blocks(function))
@@ -165,4 +184,9 @@ def _with(name: str, body: list[Any]) -> cst.With:
 
 def _is_train(statement: cst.CSTNode, subject: str) -> bool:
     made = call(statement)
-    return made is not None and isinstance(made.func, cst.Attribute) and made.func.attr.value == "train" and code(made.func.value) == subject
+    return (
+        made is not None
+        and isinstance(made.func, cst.Attribute)
+        and made.func.attr.value == "train"
+        and code(made.func.value) == subject
+    )

@@ -12,7 +12,9 @@ from scripts.propose.codemod import Refusal, code, files, is_false, keyword, pos
 
 FINDINGS = ["pageable_copies"]
 TITLE = "Copy batches without waiting"
-HYPOTHESIS = "Each copy from pageable memory stops the program until it is done; pinned, non-blocking ones overlap with work."
+HYPOTHESIS = (
+    "Each copy from pageable memory stops the program until it is done; pinned, non-blocking ones overlap with work."
+)
 RISK = "The host must not change a batch before its copy is done; loaders do not."
 CLASSES = ["config", "python"]
 UNTESTED = ["data sets that hand out the same buffer again"]
@@ -34,7 +36,11 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
                         changes[node] = lambda updated: with_keyword(updated, "non_blocking", "True")
         if not changes:
             continue
-        loaders = [n for n in walk(file.module) if isinstance(n, cst.Call) and (file.qualified(n.func) or "").endswith("data.DataLoader")]
+        loaders = [
+            n
+            for n in walk(file.module)
+            if isinstance(n, cst.Call) and (file.qualified(n.func) or "").endswith("data.DataLoader")
+        ]
         if not loaders and "pin_memory" not in file.text:
             why = f"{file.path}: the batches' memory is not pinned and their loader is not here; the copies would wait all the same"
             continue
@@ -47,7 +53,11 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
 
 
 def _copies(node: cst.Call) -> bool:
-    if not isinstance(node.func, cst.Attribute) or keyword(node, "non_blocking") or re.search("model|net$", code(node.func.value)):
+    if (
+        not isinstance(node.func, cst.Attribute)
+        or keyword(node, "non_blocking")
+        or re.search("model|net$", code(node.func.value))
+    ):
         return False
     if node.func.attr.value == "cuda":
         return True

@@ -308,7 +308,8 @@ def _could_be_scores(scope: Scope, node: cst.BaseExpression, index: int) -> bool
         if defined is not None and _could_be_scores(scope, defined[2], defined[0]):
             return True
     return any(
-        _could_be_scores(scope, part, index) for part in node.children
+        _could_be_scores(scope, part, index)
+        for part in node.children
         if isinstance(part, cst.BaseExpression) and not isinstance(node, cst.Name)
     )
 
@@ -321,7 +322,11 @@ def _softmax_operand(scope: Scope, node: cst.Call) -> cst.BaseExpression | None:
         operand, rest = arguments[0], arguments[1:]
     elif name.startswith("self.") and len(arguments) == 1 and scope.class_:
         made = attribute_values(scope.class_, name[5:])
-        if len(made) != 1 or not isinstance(made[0], cst.Call) or scope.file.qualified(made[0].func) != "torch.nn.Softmax":
+        if (
+            len(made) != 1
+            or not isinstance(made[0], cst.Call)
+            or scope.file.qualified(made[0].func) != "torch.nn.Softmax"
+        ):
             return None
         operand, rest, node = arguments[0], positional(made[0]), made[0]
     elif method == "softmax":
@@ -399,7 +404,11 @@ def _keep(scope: Scope, node: cst.BaseExpression, index: int, negate: bool) -> t
         return "keep", code(node.expression), causal
     if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value == "logical_not":
         return "keep", code(node.func.value), causal
-    if isinstance(node, cst.Comparison) and len(node.comparisons) == 1 and isinstance(node.comparisons[0].operator, cst.Equal):
+    if (
+        isinstance(node, cst.Comparison)
+        and len(node.comparisons) == 1
+        and isinstance(node.comparisons[0].operator, cst.Equal)
+    ):
         if number(node.comparisons[0].comparator) == 0:
             return "keep", f"{code(node.left)} != 0", causal
     return "keep", f"~({code(node)})", causal
@@ -430,7 +439,9 @@ def _triangle(scope: Scope, node: cst.BaseExpression, index: int, depth: int = 0
         operator, value = node.comparisons[0].operator, number(node.comparisons[0].comparator)
         if (isinstance(operator, cst.Equal) and value == 0) or (isinstance(operator, cst.NotEqual) and value == 1):
             return _OPPOSITE.get(inner or "")
-        if (isinstance(operator, (cst.NotEqual, cst.GreaterThan)) and value == 0) or (isinstance(operator, cst.Equal) and value == 1):
+        if (isinstance(operator, (cst.NotEqual, cst.GreaterThan)) and value == 0) or (
+            isinstance(operator, cst.Equal) and value == 1
+        ):
             return inner if inner in _OPPOSITE else None
         return None
     if isinstance(node, cst.Call):
@@ -474,7 +485,11 @@ def _triangle_function(scope: Scope, name: str, depth: int) -> str | None:
         if function.name.value == name and not around and isinstance(function.body, cst.IndentedBlock):
             block = function.body.body
             last = block[-1]
-            if isinstance(last, cst.SimpleStatementLine) and isinstance(last.body[0], cst.Return) and last.body[0].value:
+            if (
+                isinstance(last, cst.SimpleStatementLine)
+                and isinstance(last.body[0], cst.Return)
+                and last.body[0].value
+            ):
                 inner = Scope(scope.file, function, None, block)  # type: ignore[arg-type]
                 return _triangle(inner, last.body[0].value, len(block) - 1, depth)
     return None
@@ -651,7 +666,13 @@ def _pure_constructor(file: File, node: cst.BaseExpression) -> bool:
             name = file.qualified(part.func) or ""
             method = part.func.attr.value if isinstance(part.func, cst.Attribute) else ""
             if name not in ("torch.ones", "torch.tril", "torch.triu", "torch.full", "float") and method not in {
-                *RESHAPES, "tril", "triu", "triu_", "tril_", "size", "logical_not",
+                *RESHAPES,
+                "tril",
+                "triu",
+                "triu_",
+                "tril_",
+                "size",
+                "logical_not",
             }:
                 return False
     return True
@@ -703,7 +724,11 @@ def _scale_text(found: Attention) -> str:
     text = ""
     for part in found.scale:
         operator, factor = part[0], part[1:]
-        factor = factor if factor.replace("_", "").replace(".", "").isalnum() or factor.endswith(")") and " " not in factor else f"({factor})"
+        factor = (
+            factor
+            if factor.replace("_", "").replace(".", "").isalnum() or (factor.endswith(")") and " " not in factor)
+            else f"({factor})"
+        )
         text += (f" {operator} " if text else "1.0 / " if operator == "/" else "") + factor
     return f"scale={text}"
 
@@ -717,10 +742,16 @@ def _is_default(found: Attention) -> bool:
         sizes = [size for size in sizes if "3" not in size]
     for size in sizes:
         bare_size = size.replace(" ", "")
-        if operator == "/" and factor in (f"math.sqrt({bare_size}".rstrip(")"), f"{bare_size}**0.5", f"math.sqrt({bare_size})".strip("()")):
+        if operator == "/" and factor in (
+            f"math.sqrt({bare_size}".rstrip(")"),
+            f"{bare_size}**0.5",
+            f"math.sqrt({bare_size})".strip("()"),
+        ):
             return True
         if operator == "*" and factor in (
-            f"{bare_size}**-0.5", f"1.0/math.sqrt({bare_size})".strip("()"), f"1/math.sqrt({bare_size})".strip("()"),
+            f"{bare_size}**-0.5",
+            f"1.0/math.sqrt({bare_size})".strip("()"),
+            f"1/math.sqrt({bare_size})".strip("()"),
             f"{bare_size}**(-0.5)".strip("()"),
         ):
             return True

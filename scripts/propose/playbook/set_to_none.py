@@ -11,7 +11,9 @@ from scripts.propose.codemod import Refusal, call, dotted, files, is_false, keyw
 
 FINDINGS = ["tiny_kernels", "launch_bound", "optimizer_unfused", "work_in_step"]
 TITLE = "Drop gradients instead of zeroing them"
-HYPOTHESIS = "Each step writes zeros over every gradient and then adds to them; without them the backward pass writes once."
+HYPOTHESIS = (
+    "Each step writes zeros over every gradient and then adds to them; without them the backward pass writes once."
+)
 RISK = "A parameter without a gradient has None, not zeros: optimizers skip it, momentum and decay included."
 CLASSES = ["config", "python"]
 UNTESTED: list[str] = []

@@ -31,7 +31,9 @@ from scripts.propose.codemod import (
 
 FINDINGS = ["kv_cache_missed"]
 TITLE = "Keep keys and values while generating"
-HYPOTHESIS = "Each new token computes all earlier tokens again; with their keys and values kept, only the new one is computed."
+HYPOTHESIS = (
+    "Each new token computes all earlier tokens again; with their keys and values kept, only the new one is computed."
+)
 RISK = "The cache takes memory in proportion to batch, length and layers; logits agree to rounding."
 CLASSES = ["config", "python"]
 UNTESTED: list[str] = []
@@ -50,7 +52,11 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
                 option = keyword(node, "use_cache")
                 if option is not None and is_false(option.value):
                     changes[node] = lambda updated: without_keyword(updated, "use_cache")
-            elif isinstance(node, cst.Assign) and (dotted(node.targets[0].target) or "").endswith(".use_cache") and is_false(node.value):
+            elif (
+                isinstance(node, cst.Assign)
+                and (dotted(node.targets[0].target) or "").endswith(".use_cache")
+                and is_false(node.value)
+            ):
                 changes[node] = lambda updated: updated.with_changes(value=cst.Name("True"))
         if not changes and "transformers" in file.text:
             every = list(module_blocks(file.module))
@@ -74,11 +80,20 @@ def _loop(file: File, loop: cst.For | cst.While) -> dict[cst.CSTNode, Any]:
     grown = [(line, found) for line in body if (found := _grows(file, line))]
     for line, (ids, new) in grown:
         for number, statement in enumerate(body):
-            made = [n for n in walk(statement) if isinstance(n, cst.Call) and _fed(n) == ids and "past_key_values" not in code(n)]
+            made = [
+                n
+                for n in walk(statement)
+                if isinstance(n, cst.Call) and _fed(n) == ids and "past_key_values" not in code(n)
+            ]
             if len(made) != 1 or not assigned(statement):
                 continue
             model = made[0]
-            if {a.keyword.value for a in model.args if a.keyword} - {"input_ids", "attention_mask", "use_cache", "return_dict"}:
+            if {a.keyword.value for a in model.args if a.keyword} - {
+                "input_ids",
+                "attention_mask",
+                "use_cache",
+                "return_dict",
+            }:
                 raise Refusal("the model gets more than token ids and a mask")
             reading = sum(loads(s, ids) for s in body)
             if reading != 2:
@@ -90,10 +105,18 @@ def _loop(file: File, loop: cst.For | cst.While) -> dict[cst.CSTNode, Any]:
 def _grows(file: File, line: Any) -> tuple[str, str] | None:
     """`(ids, new)` of `ids = torch.cat([ids, new], dim=1)`."""
     pair = assigned(line)
-    if not pair or not isinstance(pair[1], cst.Call) or file.qualified(pair[1].func) not in ("torch.cat", "torch.concat"):
+    if (
+        not pair
+        or not isinstance(pair[1], cst.Call)
+        or file.qualified(pair[1].func) not in ("torch.cat", "torch.concat")
+    ):
         return None
     arguments = positional(pair[1])
-    parts = [e.value for e in arguments[0].elements] if arguments and isinstance(arguments[0], (cst.List, cst.Tuple)) else []
+    parts = (
+        [e.value for e in arguments[0].elements]
+        if arguments and isinstance(arguments[0], (cst.List, cst.Tuple))
+        else []
+    )
     dim = keyword(pair[1], "dim")
     axis = code(dim.value) if dim else code(arguments[1]) if len(arguments) > 1 else "0"
     if len(parts) != 2 or dotted(parts[0]) != pair[0] or axis not in ("1", "-1"):
@@ -128,7 +151,9 @@ def _cached(
     ]
     if value is not model:
         lines.append(replaced(statement, {model: cst.Name(output)}).with_changes(leading_lines=[]))
-    start = cst.parse_statement(f"past_key_values, step_ids = None, {ids}\n").with_changes(leading_lines=loop.leading_lines)
+    start = cst.parse_statement(f"past_key_values, step_ids = None, {ids}\n").with_changes(
+        leading_lines=loop.leading_lines
+    )
     step = cst.parse_statement(f"step_ids = {new}\n")
     return {
         statement: cst.FlattenSentinel(lines),
