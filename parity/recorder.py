@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -111,6 +112,7 @@ class Recorder:
         self.started_ns = time.time_ns()
         self.is_child = False
         self.path: Optional[str] = None
+        self.lock = threading.RLock()
         self.reset()
 
     def reset(self) -> None:
@@ -130,9 +132,10 @@ class Recorder:
             rtol = self.default_rtol if rtol is None else rtol
             atol = self.default_atol if atol is None else atol
             extra = {k: v for k, v in (("rtol", rtol), ("atol", atol), ("note", note)) if v is not None}
-            self._flatten(tag, value, self.current if at is None else at, extra)
-            if len(self.queue) >= QUEUE_LIMIT:
-                self.write_arrived()
+            with self.lock:
+                self._flatten(tag, value, self.current if at is None else at, extra)
+                if len(self.queue) >= QUEUE_LIMIT:
+                    self.write_arrived()
         except Exception as error:
             self.fail(tag, at, "%s: %s" % (type(error).__name__, error))
 
@@ -173,8 +176,9 @@ class Recorder:
     def begin_step(self, number: int) -> None:
         """Move to a step: send what waits on the device, write what has arrived. Does not wait."""
         try:
-            self.current = int(number)
-            self._ship()
+            with self.lock:
+                self.current = int(number)
+                self._ship()
             if self.queue and (len(self.queue) >= QUEUE_LIMIT or time.monotonic() - self.last_write > WRITE_EVERY_S):
                 self.write_arrived()
         except Exception as error:
@@ -183,16 +187,21 @@ class Recorder:
     def flush(self) -> None:
         """Wait for everything and write it; never raises."""
         try:
-            self._ship()
-            for item in self.queue:
-                item.wait()
-            self.write_arrived()
+            with self.lock:
+                self._ship()
+                for item in self.queue:
+                    item.wait()
+                self._write_arrived()
         except Exception as error:
             self.errors += 1
             print("parity: could not write records: %s" % error, file=sys.stderr)
 
     def write_arrived(self) -> None:
         """Append the records at the head of the queue whose numbers are there."""
+        with self.lock:
+            self._write_arrived()
+
+    def _write_arrived(self) -> None:
         self._ship()
         ready = 0
         for item in self.queue:
@@ -206,6 +215,12 @@ class Recorder:
 
     def claim(self) -> bool:
         """Whether this process writes; the first call makes the rank's file, with its header."""
+        if self.owner is not None:
+            return self.owner
+        with self.lock:
+            return self._claim()
+
+    def _claim(self) -> bool:
         if self.owner is None:
             if self.is_child or _is_worker():
                 rank = _group_rank()
@@ -536,6 +551,7 @@ def _after_fork() -> None:
     recorder = _recorder
     recorder.is_child = True
     recorder.owner = None
+    recorder.lock = threading.RLock()  # the parent may have held it
     recorder.reset()
 
 

@@ -248,15 +248,13 @@ class Ledger:
         stream = self.trained if self.trained.calls else self.from_loader
         totals = stream.result()
         if not stream.calls:
-            self.unseen |= {"batches", "samples", "tokens"}
+            self.unseen |= {"batches", "samples", "sample_hash"}
             return
         found.update(batches=stream.calls, samples=totals["rows"], sample_hash=totals["hash"], tokens=totals["tokens"])
         if totals["hash"] is None and self.from_loader.calls:  # images in, labels beside the model: the loader knows them
             found["sample_hash"] = self.from_loader.result()["hash"]
         if found["sample_hash"] is None:
             self.unseen.add("sample_hash")
-        if totals["tokens"] is None:
-            self.unseen.add("tokens")
         found["evaluation_samples"] = self.evaluations.rows
 
     def _inference_data(self, found: Dict[str, Any]) -> None:
