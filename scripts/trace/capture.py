@@ -165,6 +165,28 @@ class Host:
         return nesting.inherit((self.kind == PYTHON) & self.flag(is_module), self.parent)
 
     @cached_property
+    def module_types(self) -> tuple[Ints, list[str]]:
+        """For each name the code of its module type (`nn.Module: Linear_3` -> `Linear`), -1 for other names.
+
+        And the types.
+        """
+        types: dict[str, int] = {}
+        found = np.full(len(self.names) + 1, -1, np.int64)
+        for code, name in enumerate(self.names):
+            if is_module(name):
+                word = name.removeprefix("nn.Module: ").rpartition("_")[0]
+                found[code] = types.setdefault(word, len(types))
+        return found, list(types)
+
+    def module_type(self, events: Ints) -> Ints:
+        """Code of the type of the innermost module around each event, -1 for none."""
+        events = np.asarray(events)
+        if not len(self):
+            return np.full(len(events), -1, np.int64)
+        module = np.where(events >= 0, self.module[np.maximum(events, 0)], -1)
+        return np.where(module >= 0, self.module_types[0][self.name[np.maximum(module, 0)]], -1)
+
+    @cached_property
     def grad(self) -> Ints:
         """Innermost node of the autograd engine."""
         return nesting.inherit((self.kind == OP) & self.flag(is_engine), self.parent)

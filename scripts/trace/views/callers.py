@@ -1,6 +1,6 @@
 """Outermost operators under the own frame that called them: which line of the job asks for which work of the host.
 
-Columns: rank, role (of the thread), op (outermost), module (innermost nn.Module), phase, path, line, function
+Columns: rank, role (of the thread), op (outermost), module (type of the innermost nn.Module), phase, path, line, function
 (innermost own frame; for backward that of the
 forward operator), count, total_ns (of the host), steps.
 """
@@ -31,7 +31,7 @@ def view(capture: Capture) -> pa.Table:
     top = np.flatnonzero((host.kind == OP) & (host.top_op == np.arange(len(host))))
     forward = at(capture.forward, top)
     here = np.where(forward >= 0, forward, top)
-    module, own = name_of(host, at(host.module, here)), name_of(host, at(host.own, here))
+    module, own = host.module_type(here), name_of(host, at(host.own, here))
     rank, phase = host.rank[top], capture.phase[top]
     role = np.array(roles(capture) or [0])[host.thread[top]]
     groups = Groups(rank, role, host.name[top], module, phase, own)
@@ -39,7 +39,7 @@ def view(capture: Capture) -> pa.Table:
     table = pa.table({
         "rank": pa.array(rank[first].astype(np.int32)), "role": words(role[first], list(ROLES)),
         "op": words(host.name[top][first], host.names),
-        "module": words(module[first], host.names), "phase": words(phase[first], list(PHASES)), **place(host,
+        "module": words(module[first], host.module_types[1]), "phase": words(phase[first], list(PHASES)), **place(host,
                                                             own[first]), "count": integers(groups.count),
         "total_ns": integers(total), "steps": integers(groups.distinct(capture.step_of(rank, host.start[top]))),
     })  # fmt: skip

@@ -62,7 +62,7 @@ def view(capture: Capture) -> pa.Table:
         "source": words(source[first], sides),
         "destination": words(destination[first], sides), "bytes": integers(size, size < 0),
         "op": words(origins.op[rows][first], host.names),
-        "module": words(origins.module[rows][first], host.names), "phase": words(origins.phase[rows][first],
+        "module": words(origins.module[rows][first], host.module_types[1]), "phase": words(origins.phase[rows][first],
                                                             list(PHASES)),
         **place(host, origins.own[rows][first]), "count": integers(groups.count), "total_ns": integers(total),
         "total_bytes": integers(moved, size < 0),

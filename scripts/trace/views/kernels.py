@@ -1,13 +1,11 @@
 """GPU events by kernel, launching operator, module and shapes, with what the device could have done.
 
 Columns: rank, name, class, op (innermost operator around the launch), top_op (outermost), forward_op (outermost
-operator around the maker of the autograd node),
-module (innermost nn.Module; for backward the forward operator's), shapes, dtypes (JSON of `op`), phase, path, line,
-function (innermost own
-frame; for backward the forward operator's), count, total_ns, mean_ns, min_ns, max_ns, share (of all GPU event time of
-the rank), steps, bytes,
-flops (sums; null unknown), bytes_per_s, flops_per_s, bound (memory | compute), roofline (least time / measured time),
-attributed.
+operator around the maker of the autograd node), module (type of the innermost nn.Module; for backward the forward
+operator's), shapes, dtypes (JSON of `op`), phase, path, line, function (innermost own frame; for backward the forward
+operator's), count, total_ns, mean_ns, min_ns, max_ns, share (of all GPU event time of the rank), steps, bytes, flops
+(sums; null unknown), bytes_per_s, flops_per_s, bound (memory | compute), roofline (least time / measured time),
+attributed (how the operator was found: correlation | external_id | graph | none).
 
 FLOPs and bytes belong to a call of an operator; where the call launched several kernels they share it by duration, so
 that sums are
@@ -57,7 +55,7 @@ def view(capture: Capture) -> pa.Table:
         "op": words(events.op[first], host.names),
         "top_op": words(events.top_op[first], host.names),
         "forward_op": words(events.forward_op[first], host.names),
-        "module": words(events.module[first], host.names),
+        "module": words(events.module[first], host.module_types[1]),
         "shapes": words(events.shapes[first], events.shape_words),
         "dtypes": words(events.types[first], events.type_words),
         "phase": words(events.phase[first], list(PHASES)),
@@ -111,7 +109,7 @@ class Origins:
         self.top_op = name_of(host, at(host.top_op, context))
         self.forward_op = name_of(host, at(host.top_op, forward))
         self.node = name_of(host, at(host.grad, context))
-        self.module = name_of(host, at(host.module, here))
+        self.module = host.module_type(here)
         self.own = name_of(host, at(host.own, here))
         self.phase = at(capture.phase, context, OTHER)
         how = capture.attributed

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scripts.trace.capture import Capture
-from scripts.trace.columns import integers, name_of, place, ratio, words
+from scripts.trace.columns import at, integers, name_of, place, ratio, words
 from scripts.trace.gaps import KINDS, Pieces, pieces
 from scripts.trace.grouping import Groups
 
@@ -38,10 +38,8 @@ def view(capture: Capture) -> pa.Table:
     import pyarrow as pa
 
     host, found = capture.host, pieces(capture)
-    module_types, type_names = _module_types(capture)
     annotation, op, call, own, module = origins(capture, found)
-    kind_of_module = np.where(module >= 0, module_types[np.maximum(module, 0)], -1) if len(module_types) else module
-    groups = Groups(found.rank, found.kind, annotation, op, call, kind_of_module, own)
+    groups = Groups(found.rank, found.kind, annotation, op, call, module, own)
     first, lost = groups.first, groups.sum(found.length)
     rank = found.rank[first]
     whole = {one: capture.span(one)[1] - capture.span(one)[0] for one in capture.ranks}
@@ -49,7 +47,7 @@ def view(capture: Capture) -> pa.Table:
         "rank": pa.array(rank.astype(np.int32)), "kind": words(found.kind[first], list(KINDS)),
         "annotation": words(annotation[first], host.names), "op": words(op[first], host.names),
         "call": words(call[first], host.names),
-        "module": words(kind_of_module[first], type_names), **place(host, own[first]),
+        "module": words(module[first], host.module_types[1]), **place(host, own[first]),
         "gaps": integers(groups.distinct(found.gap)), "lost_ns": integers(lost),
         "longest_ns": integers(groups.max(found.length)),
         "share": ratio(lost, np.array([whole[one] for one in rank.tolist()], np.float64)),
@@ -75,20 +73,9 @@ def headline(table: pa.Table, capture: Capture) -> dict[str, Any]:
 
 
 def origins(capture: Capture, found: Pieces) -> tuple[Any, Any, Any, Any, Any]:
-    """Name codes of annotation, outermost op, call, own frame and module of each piece's host event."""
-    from scripts.trace.columns import at
-
+    """Name codes of annotation, outermost op, call, own frame and module type of each piece's host event."""
     host = capture.host
-    return (name_of(host, at(host.annotation, found.event)), name_of(host, at(host.top_op, found.event)),
-            name_of(host, at(host.call, found.event)), name_of(host, at(host.own, found.event)), name_of(host,
-                                                            at(host.module, found.event)))  # fmt: skip
-
-
-def _module_types(capture: Capture) -> tuple[Any, list[str]]:
-    """For each name code the code of its module type: `nn.Module: Linear_3` -> `Linear`."""
-    types: dict[str, int] = {}
-    found = []
-    for name in capture.host.names:
-        word = name.removeprefix("nn.Module: ").rpartition("_")[0] if name.startswith("nn.Module: ") else ""
-        found.append(types.setdefault(word, len(types)) if word else -1)
-    return np.array(found, np.int64), list(types)
+    annotation, op, call, own = (
+        name_of(host, at(one, found.event)) for one in (host.annotation, host.top_op, host.call, host.own)
+    )
+    return annotation, op, call, own, host.module_type(found.event)
