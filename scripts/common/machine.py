@@ -97,12 +97,20 @@ def wait_idle(limit_s: float, window_s: float = 0.1) -> dict[str, Any]:
 @contextlib.contextmanager
 def exclusive() -> Iterator[None]:
     """Hold this machine's measurement lock; waits for whoever holds it. One lock a host and a set of visible GPUs."""
-    from filelock import FileLock  # 0.05 s, only for timed rules
+    from filelock import FileLock, Timeout  # 0.05 s, only for timed rules
 
     devices = "".join(c for c in os.environ.get("CUDA_VISIBLE_DEVICES", "all") if c.isalnum()) or "none"
     place = Path(tempfile.gettempdir()) / f"wholejob-{platform.node()}-{devices}.lock"
-    with FileLock(place, mode=0o666):
+    lock = FileLock(place, mode=0o666)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"waiting: another measurement holds this machine ({place})", flush=True)
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @cache

@@ -70,9 +70,9 @@ def measure(
         for number in range(blocks):
             block = session.block(number, list(distinct))
             require_ok(block, BASE, spec.get("workload", spec["name"]))
-            for arm, found in {BASE: base, **trees}.items():
-                if found is not None:
-                    rows[arm].append(block[names[found]])
+            for arm, wanted in {BASE: base, **trees}.items():
+                if wanted is not None:
+                    rows[arm].append(block[names[wanted]])
     return rows, session.state()
 
 
@@ -110,10 +110,9 @@ def attribute(spec: dict[str, Any], env: dict[str, Any], stack: dict[str, Any], 
         alone = effect(rows[BASE], rows[f"alone{number}"], *limits) if trees[f"alone{number}"] else None
         left_out = effect(rows[f"without{number}"], rows[FULL], *limits) if trees[f"without{number}"] else None
         dropped = left_out is not None and useless(left_out, settings["min_effect"])
-        why = (
-            "without it the job is as fast" if dropped else "inseparable from the others" if left_out is None else None
-        )
-        changes.append({**entry, "alone": alone, "left_out": left_out, "kept": not dropped, "reason": why})
+        reason = None if left_out is not None else "inseparable from the others"
+        reason = "without it the job is as fast" if dropped else reason
+        changes.append({**entry, "alone": alone, "left_out": left_out, "kept": not dropped, "reason": reason})
     together = effect(rows[BASE], rows[FULL], *limits)
     return {**document, "status": "ok", "reason": None, "together": together, "changes": changes}
 

@@ -24,7 +24,8 @@ FACTOR = 10.0
 CLOCK = re.compile(r"time|second|_s$|_ms$|duration|elapsed|speed|throughput|per_sec|fps|date", re.IGNORECASE)
 DTYPES = {
     "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "bf16",
-    "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "?",
+    "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1", "ByteStorage": "u1",
+    "BoolStorage": "?",
 }  # fmt: skip
 Values = dict[str, Any]
 
