@@ -223,6 +223,12 @@ def _print(view: str, table: pa.Table, rows: int, title: str | None = None) -> N
     data = table.slice(0, rows).to_pylist()
     wanted = [name for name in SHOWN.get(view, table.column_names) if name in table.column_names]
     columns = [name for name in wanted if any(row[name] is not None for row in data)] or wanted
+    console = _console()
+    numeric = {name: any(isinstance(row[name], (int, float)) for row in data) for name in columns}
+    need = {name: max([len(cell(name, row[name])) for row in data] + [len(_title(name))]) for name in columns}
+    # Numbers are never cut; the texts share what is left of the line.
+    left = console.width - 3 * len(columns) - sum(need[name] for name in columns if numeric[name])
+    width = _share({name: need[name] for name in columns if not numeric[name]}, left)
     shown = Table(
         title=Text(f"{title or view} ({table.num_rows:,} rows)"),
         title_justify="left",
@@ -230,13 +236,25 @@ def _print(view: str, table: pa.Table, rows: int, title: str | None = None) -> N
         pad_edge=False,
     )
     for name in columns:
-        number = any(isinstance(row[name], (int, float)) for row in data)
-        shown.add_column(name.removesuffix("_ns"), justify="right" if number else "left", no_wrap=True,
-                         overflow="ellipsis",
-                         max_width=None if number else 48)  # fmt: skip
+        size_ = need[name] if numeric[name] else width[name]
+        justify: Any = "right" if numeric[name] else "left"
+        shown.add_column(_title(name), justify=justify, no_wrap=True, overflow="ellipsis", width=size_)
     for row in data:
         shown.add_row(*(Text(cell(name, row[name])) for name in columns))
-    _console().print(shown)
+    console.print(shown)
+
+
+def _title(name: str) -> str:
+    return name.removesuffix("_ns")
+
+
+def _share(need: dict[str, int], budget: int) -> dict[str, int]:
+    """Widths within the budget: short columns get what they need, the long ones equal parts of the rest."""
+    widths: dict[str, int] = {}
+    for index, (name, length) in enumerate(sorted(need.items(), key=lambda item: item[1])):
+        widths[name] = max(min(length, budget // (len(need) - index)), 6)
+        budget -= widths[name]
+    return widths
 
 
 def _console() -> Any:

@@ -1,8 +1,7 @@
 """Outermost operators under the own frame that called them: which line of the job asks for which work of the host.
 
-Columns: rank, role (of the thread), op (outermost), module (type of the innermost nn.Module), phase, path, line, function
-(innermost own frame; for backward that of the
-forward operator), count, total_ns (of the host), steps.
+Columns: rank, role (of the thread), op (outermost), module (type of the innermost nn.Module), phase, path, line,
+function (innermost own frame; for backward that of the forward operator), count, total_ns (of the host), steps.
 """
 
 from __future__ import annotations
