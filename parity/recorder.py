@@ -107,8 +107,6 @@ class Recorder:
         self.written = 0
         self.owner: Optional[bool] = None  # whether this process owns the rank's file; None: not yet asked
         self.rank = 0
-        self.header_extra: Dict[str, Any] = {}
-        self.on_claim: List[Callable[[], None]] = []
         self.started_ns = time.time_ns()
         self.is_child = False
         self.path: Optional[str] = None
@@ -227,10 +225,12 @@ class Recorder:
                 if rank is None or _is_loader_worker():
                     return False
                 _finish_in_child(self)
-            self.owner = self._open()
-            if self.owner:
-                for call in self.on_claim:
-                    call()
+            try:
+                self.owner = self._open()
+            except OSError as error:
+                self.owner = False
+                self.errors += 1
+                print("parity: cannot write to %s (%s); nothing is recorded" % (folder(), error.strerror), file=sys.stderr)
         return self.owner
 
     def taken(self) -> bool:
@@ -261,7 +261,7 @@ class Recorder:
         _bind()
         from parity.environment import header
 
-        self._append([dict({"schema": SCHEMA}, **header(self), **self.header_extra)])
+        self._append([dict({"schema": SCHEMA}, **header(self))])
         return True
 
     def _append(self, rows: List[Dict[str, Any]]) -> None:
