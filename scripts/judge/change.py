@@ -462,6 +462,33 @@ def parameters(function: Any) -> list[str]:
     return [name for name in names if name not in ("self", "cls")]
 
 
+def less_often(site: Site, before: Iterable[Site]) -> str | None:
+    """How a call happens under more conditions, or in fewer loops, than every call of `before`; None where it does not.
+
+    A loop in another's place says nothing here: how often it turns is for the run to say.
+    """
+    before = list(before)
+    if not before or any(one.guards == site.guards for one in before):
+        return None
+    known = {guard for one in before for guard in one.guards}
+    conditions = [g for g in site.guards if not g.startswith("for ") and g not in known]
+    if conditions:
+        return f"now only {conditions[-1]!r}"
+    loops, new = _loops(site), [g for g in _loops(site) if g not in known]
+    fewest = min(len(_loops(one)) for one in before)
+    if len(loops) < fewest:
+        lost = [g for g in _loops(before[0]) if g not in site.guards]
+        return f"no longer in {lost[-1]!r}" if lost else None
+    counted = [g for g in new if re.search(r"\d|%|^for \(|^for \[|^for range", g)]
+    if len(loops) > fewest and counted:
+        return f"now in {counted[-1]!r}"
+    return None
+
+
+def _loops(site: Site) -> list[str]:
+    return [guard for guard in site.guards if guard.startswith(("for ", "while "))]
+
+
 def _guard(parent: ast.AST, child: ast.AST) -> str | None:
     if isinstance(parent, (ast.If, ast.While, ast.IfExp)):
         if child is parent.test:
@@ -471,6 +498,10 @@ def _guard(parent: ast.AST, child: ast.AST) -> str | None:
         return f"{word} {'' if child in body else 'not '}{ast.unparse(parent.test)}"
     if isinstance(parent, (ast.For, ast.AsyncFor)):
         return None if child is parent.iter else f"for {ast.unparse(parent.iter)}"
+    if isinstance(parent, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)) and not isinstance(child, ast.comprehension):
+        conditions = [ast.unparse(test) for one in parent.generators for test in one.ifs]
+        loops = ", ".join(ast.unparse(one.iter) for one in parent.generators)
+        return f"if {' and '.join(conditions)}" if conditions else f"for {loops}"
     if isinstance(parent, ast.BoolOp) and parent.values[0] is not child:
         return f"if {ast.unparse(parent.values[0])}"
     if isinstance(parent, ast.ExceptHandler):

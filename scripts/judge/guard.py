@@ -58,11 +58,11 @@ def guard(patch: bytes, base: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
     report.attempt("parses", lambda: _parse(change))
     if report.refused:
         return report.result()
-    report.add("inert", _inert(change))
+    report.attempt("inert", lambda: report.add("inert", _inert(change)))
     report.attempt("classes", lambda: report.classify(change))
     for rule in rules():
         report.attempt(rule.NAME, lambda rule=rule: report.add(rule.NAME, rule.check(change)))  # type: ignore[misc]
-    report.changed_lines = {f.path: lines for f in change.python if (lines := watched_lines(f))}
+    report.attempt("watched", lambda: report.watch(change))
     return report.result()
 
 
@@ -118,6 +118,9 @@ class _Report:
         if others:
             text = f"the patch is of class {', '.join(others)}; the contract allows {', '.join(allowed)}"
             self.add("classes", [Hit("refuse", None, None, text)])
+
+    def watch(self, change: Change) -> None:
+        self.changed_lines = {file.path: lines for file in change.python if (lines := watched_lines(file))}
 
     def result(self, status: str | None = None) -> dict[str, Any]:
         order = {"refuse": 0, "review": 1, "side_effect": 2}
@@ -305,9 +308,15 @@ def watched_lines(file: FileChange) -> list[int]:
             headers |= set(range(min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.body[0].lineno))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             headers |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, (ast.If, ast.While, ast.Try)) and not file.added.isdisjoint(_body_lines(node)):
+            headers |= set(range(node.lineno, node.body[0].lineno))
     cuts = {next((n for n in range(cut, cut + 4) if n in runs), 0) for cut in file.patch.cuts} - {0}
     changed = (set(file.added) & runs) | cuts
     return sorted(changed - headers) or sorted(changed)
+
+
+def _body_lines(node: ast.If | ast.While | ast.Try) -> range:
+    return range(node.body[0].lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1)
 
 
 def _code_lines(code: CodeType) -> set[int]:

@@ -949,7 +949,7 @@ bad(
     "shorter_sequence_cut",
     "J2",
     "the sequence cut where it is used",
-    [train(BATCH, BATCH + "        x, y = x[:, :128], y[:, :128]\n")],
+    [train(BATCH, BATCH + "        x, y = x[:, :128].clone(), y[:, :128].clone()\n")],
     "",
     "invariants parity",
 )
@@ -957,7 +957,7 @@ bad(
     "shorter_batch_chunk",
     "J2",
     "the same with chunk",
-    [train(BATCH, BATCH + "        x, y = x.chunk(2, dim=1)[0], y.chunk(2, dim=1)[0]\n")],
+    [train(BATCH, BATCH + "        x, y = (t.chunk(2, dim=1)[0].contiguous() for t in (x, y))\n")],
     "",
     "invariants parity",
 )
@@ -1502,7 +1502,7 @@ bad(
     "J26",
     "a flag that nothing reads",
     [model("    dropout: float = 0.0\n", "    dropout: float = 0.0\n    use_flash: bool = True\n")],
-    "",
+    "unlaunched_kernels",
     "executed",
 )
 bad(

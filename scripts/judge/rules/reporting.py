@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 
-from scripts.judge.change import Change, Hit, Module, Site, called_name, dotted, unparse
+from scripts.judge.change import Change, Hit, Module, Site, called_name, dotted, less_often, unparse
 
 NAME = "reporting"
 WHY = "J5, J13, J44: a job that does not evaluate, save or log is another job"
@@ -23,14 +23,13 @@ SAVES = re.compile(
 LOGS = re.compile(
     r"(?i)^(print|log|log_\w+|info|warning|add_scalar\w*|add_histogram|writerow|writerows|report\w*|emit|record_metric\w*|write|track|writeheader)$"
 )
-CONDITION = ("if ", "while ", "except", "else", "case ")
 
 
 def check(change: Change) -> list[Hit]:
     hits = []
     for kind, pattern in (("evaluation", EVALUATES), ("checkpoint", SAVES), ("log", LOGS)):
         before, after = _sites(change, pattern, "before"), _sites(change, pattern, "after")
-        hits += _fewer(change, kind, before, after)
+        hits += _fewer(kind, before, after)
         hits += _rarer(kind, before, after)
     return hits + _thinner(change)
 
@@ -44,7 +43,7 @@ def _sites(change: Change, pattern: re.Pattern[str], side: str) -> list[tuple[st
     return found
 
 
-def _fewer(change: Change, kind: str, before: list[tuple[str, Site]], after: list[tuple[str, Site]]) -> list[Hit]:
+def _fewer(kind: str, before: list[tuple[str, Site]], after: list[tuple[str, Site]]) -> list[Hit]:
     names = {called_name(site.node) for _, site in before}
     hits = []
     for name in sorted(names):
@@ -52,7 +51,7 @@ def _fewer(change: Change, kind: str, before: list[tuple[str, Site]], after: lis
         new = [(p, s) for p, s in after if called_name(s.node) == name]
         if len(new) >= len(old):
             continue
-        path, site = old[0]
+        path = old[0][0]
         text = f"{len(old)} calls of {name} ({kind}), {len(new)} left"
         kept = kind == "log" and len(after) >= 1 and (len(new) >= 1 or len(after) >= len(before))
         hits.append(Hit("review" if kept else "refuse", path, None, text + ("; the outputs decide" if kept else "")))
@@ -64,16 +63,10 @@ def _rarer(kind: str, before: list[tuple[str, Site]], after: list[tuple[str, Sit
     hits = []
     for path, site in after:
         name = called_name(site.node)
-        old = [s for p, s in before if called_name(s.node) == name and s.function == site.function]
-        if not old or any(s.guards == site.guards for s in old):
-            continue
-        known = {guard for s in old for guard in s.guards}
-        extra = [guard for guard in site.guards if guard.startswith(CONDITION) and guard not in known]
-        lost = [g for g in old[0].guards if g.startswith(("for ", "while ")) and g not in site.guards]
-        if extra or lost:
+        how = less_often(site, [s for _, s in before if called_name(s.node) == name and s.function == site.function])
+        if how:
             action = "review" if kind == "log" else "refuse"
-            what = f"now only {extra[-1]!r}" if extra else f"no longer in {lost[-1]!r}"
-            hits.append(Hit(action, path, site.node.lineno, f"{name} ({kind}) is {what}"))
+            hits.append(Hit(action, path, site.node.lineno, f"{name} ({kind}) is {how}"))
     return hits
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from scripts.judge.change import Change, Function, Hit, Module, Site, called_name, own_nodes, unparse
+from scripts.judge.change import Change, Hit, Module, Site, called_name, less_often, own_nodes, unparse
 
 NAME = "training_calls"
 WHY = "J1, J6, J7, J44: a skipped step, an unclipped gradient or a missing all-reduce is a cheaper, other training"
@@ -14,7 +14,6 @@ CALLS = {"backward", "step", "clip_grad_norm_", "clip_grad_value_", "all_reduce"
          "autograd.grad", "no_sync"}  # fmt: skip
 MUST_STAY = {"backward", "step", "clip_grad_norm_", "clip_grad_value_", "all_reduce", "all_gather", "reduce_scatter",
              "broadcast", "barrier", "unscale_", "update_parameters", "training_step"}  # fmt: skip
-CONDITION = ("if ", "while ", "except", "else", "case ")
 
 
 def check(change: Change) -> list[Hit]:
@@ -30,16 +29,10 @@ def check(change: Change) -> list[Hit]:
                     action, next(p for p, s in before if s in old), None, f"{len(old)} calls of {name}, {len(new)} left"
                 )
             )
-        known = {guard for s in old for guard in s.guards}
         for path, site in new:
-            same = [s for s in old if s.function == site.function]
-            if not same or any(s.guards == site.guards for s in same):
-                continue
-            extra = [g for g in site.guards if g.startswith(CONDITION) and g not in known]
-            lost = [g for g in same[0].guards if g.startswith(("for ", "while ")) and g not in site.guards]
-            if (extra or lost) and name in MUST_STAY:
-                what = f"now only {extra[-1]!r}" if extra else f"no longer in {lost[-1]!r}"
-                hits.append(Hit("refuse", path, site.node.lineno, f"{name} is {what}"))
+            how = less_often(site, [s for s in old if s.function == site.function])
+            if how and name in MUST_STAY:
+                hits.append(Hit("refuse", path, site.node.lineno, f"{name} is {how}"))
     return hits + _jumps(change) + _scheduled(change)
 
 
@@ -87,7 +80,7 @@ def _scheduled(change: Change) -> list[Hit]:
         old = [n for n in file.before.nodes if isinstance(n, ast.For)]
         texts = {unparse(n.iter, 200) for n in old}
         for node in file.new(ast.For):
-            if unparse(node.iter, 200) in texts or isinstance(node, Function):
+            if unparse(node.iter, 200) in texts:
                 continue
             calls = {called_name(n) for n in ast.walk(node) if isinstance(n, ast.Call)}
             targets = {

@@ -154,6 +154,7 @@ def _all_dead(change: Change, live: set[str]) -> list[Hit]:
         assert file.after is not None
         new = {n.lineno: n for n in file.after.nodes if isinstance(n, (*Function, ast.ClassDef)) and n.name not in live}
         spans = [range(n.lineno - len(n.decorator_list), (n.end_lineno or n.lineno) + 1) for n in new.values()]
+        spans += [range(n.lineno, (n.end_lineno or n.lineno) + 1) for n in file.after.nodes if _unread(change, file, n)]
         for number, text in file.patch.added.items():
             code = (
                 text.strip()
@@ -167,6 +168,19 @@ def _all_dead(change: Change, live: set[str]) -> list[Hit]:
     if touched and all(touched):
         return [Hit("refuse", change.python[0].path, None, "everything that the patch adds is reached from nowhere")]
     return []
+
+
+def _unread(change: Change, file: FileChange, node: ast.AST) -> bool:
+    """A new field, constant or attribute whose name stands nowhere else in the tree."""
+    assert file.after is not None
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.lineno not in file.added:
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    names = [t.attr if isinstance(t, ast.Attribute) else t.id for t in targets if isinstance(t, (ast.Name, ast.Attribute))]
+    calls = node.value is not None and any(isinstance(n, (ast.Call, ast.Await)) for n in ast.walk(node.value))
+    if calls or len(names) != len(targets) or any(below(b, ("torch",)) for t in targets for b in file.after.names.resolve(t)):
+        return False
+    return all(sum(len(re.findall(rf"\b{name}\b", text)) for text in change.tree.values()) == 1 for name in names)
 
 
 def _expression(text: str) -> ast.AST | None:
