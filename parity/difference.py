@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Optional
 
 from parity.records import Record, number
 
@@ -34,92 +34,89 @@ def _tensor(base: Record, cand: Record) -> dict[str, Any]:
     if base.get("dtype") != cand.get("dtype"):
         return _kind("dtype", f"dtype {base.get('dtype')} became {cand.get('dtype')}")
     counts, others = base.get("nonfinite") or {}, cand.get("nonfinite") or {}
-    if counts != others:
-        changed = [
-            f"{others.get(what) or 0} {what} (was {counts.get(what) or 0})" for what in sorted({*counts, *others})
-        ]
-        return _kind("nan", "non-finite elements: " + ", ".join(changed))
-    moments = [(number(base[name]), number(cand[name])) for name in ("sum", "l2", "abs_mean", "min", "max")]
-    if not all(math.isfinite(value) for pair in moments for value in pair):
-        return _kind("everything", "the moments are not finite, so they cannot tell more")
-    numel = base.get("numel") or 1
-    one = [number(value) for value in base.get("sketch") or []]
-    two = [number(value) for value in cand.get("sketch") or []]
-    if base.get("hash") and not one:
-        return _integers(moments)
-    change = [b - a for a, b in zip(one, two)]
-    length = math.sqrt(math.fsum(value * value for value in change))
-    return _floats(moments, numel, one, change, length, base, cand)
+    if any(counts.values()) or any(others.values()):
+        names = [name for name in ("nan", "posinf", "neginf") if counts.get(name) or others.get(name)]
+        changes = ", ".join(f"{counts.get(name) or 0} -> {others.get(name) or 0} {name}" for name in names)
+        return _kind("nan", f"non-finite elements: {changes}")
+    change = _Change(base, cand)
+    if base.get("hash"):
+        if change.same_moments:
+            return _kind("reordering", "the same values in other places: every moment is equal, the hash is not")
+        return _kind("exact", "other integer values")
+    return change.scale() or change.few() or change.bias() or change.reordering() or change.everything()
 
 
-def _integers(moments: list[tuple[float, float]]) -> dict[str, Any]:
-    if all(a == b for a, b in moments):
-        return _kind("reordering", "the same values in other places: every moment is equal, the hash is not")
-    return _kind("exact", "other integer values")
+class _Change:
+    """The change of a float tensor: moments of both sides, the change of the sketch and of the samples.
 
+    `length` estimates the L2 norm of the elementwise change, `relative` the same in units of the tensor's norm.
+    """
 
-def _floats(
-    moments: list[tuple[float, float]],
-    numel: int,
-    one: list[float],
-    change: list[float],
-    length: float,
-    base: Record,
-    cand: Record,
-) -> dict[str, Any]:
-    (sum_a, sum_b), (l2_a, l2_b), (mean_a, mean_b), (low_a, low_b), (high_a, high_b) = moments
-    scale = max(l2_a, l2_b, 1e-300)
-    relative = length / scale
-    moved = max(abs(l2_b - l2_a) / scale, abs(mean_b - mean_a) / max(mean_a, 1e-300))
-    # A constant b added to every element moves the sum by b * numel; the same energy spread at random over the
-    # elements moves it by a sqrt(numel)-th of that.
-    shift = (sum_b - sum_a) / numel
-    spread = math.sqrt(numel) * abs(shift) / scale
-    if mean_a > 0.0 and l2_a > 0.0:
-        by_l2, by_mean = l2_b / l2_a, mean_b / mean_a
-        agree = abs(by_l2 - by_mean) <= 0.1 * abs(by_l2 - 1.0)
-        residual = math.sqrt(math.fsum((c - (by_l2 - 1.0) * a) ** 2 for c, a in zip(change, one)))
-        if abs(by_l2 - 1.0) > 1e-7 and agree and residual <= max(0.35 * length, 10.0 * abs(by_l2 - 1.0) * scale):
-            return _kind("scale", f"all values x {by_l2:.6g}")
-    deltas = [number(b) - number(a) for a, b in zip(base.get("samples") or [], cand.get("samples") or [])]
-    if _constant(deltas, shift):
-        return _kind("bias", f"{shift:+.3g} added to every value")
-    # Changes of a few elements or rows reach few buckets or few of the samples.
-    energy = sorted((value * value for value in change), reverse=True)
-    reached = _carrying(energy, 0.9)
-    touched = sum(1 for delta in deltas if abs(delta) > 1e-6 * max(abs(low_a), abs(high_a), 1e-300))
-    extremes = max(abs(low_b - low_a), abs(high_b - high_a))
-    if extremes > 0.0 and length > 0.0 and extremes >= 0.5 * length and reached <= 2:
-        return _kind("few", f"one element or very few: an extreme moved from {high_a:.4g} to {high_b:.4g}")
-    if relative > 0.0 and moved < 1e-2 * relative and abs(sum_b - sum_a) < 1e-2 * length * math.sqrt(64.0):
-        if low_a == low_b and high_a == high_b and moved < 1e-6:
-            return _kind("reordering", "the same values in other places: moments agree, the sketch does not")
-    if change and (reached <= len(change) // 8 or (deltas and touched <= len(deltas) // 4)):
-        return _kind(
-            "few", f"a few rows or elements: {touched} of {len(deltas)} samples, {reached} of {len(change)} buckets"
+    def __init__(self, base: Record, cand: Record):
+        self.numel = base["numel"]
+        (self.sum, self.l2, self.mean, self.low, self.high) = (
+            (number(base[name]), number(cand[name])) for name in ("sum", "l2", "abs_mean", "min", "max")
         )
-    if spread > 0.5 * max(relative, 1e-300) and not deltas:
-        return _kind("bias", f"about {shift:+.3g} added to every value")
-    return _kind("everything", f"all values moved, by {relative:.2g} of their norm")
+        self.same_moments = all(a == b for a, b in (self.sum, self.l2, self.mean, self.low, self.high))
+        self.sketch = [number(value) for value in base.get("sketch") or []]
+        self.buckets = [number(b) - a for a, b in zip(self.sketch, cand.get("sketch") or [])]
+        self.length = math.sqrt(math.fsum(value * value for value in self.buckets))
+        self.norm = max(*self.l2, 1e-300)
+        self.relative = self.length / self.norm
 
+    def scale(self) -> Optional[dict[str, Any]]:
+        """Norm, mean of magnitudes and sum changed by one factor, and the sketch by nothing else that is large."""
+        if min(self.l2[0], self.mean[0]) <= 0.0:
+            return None
+        factor, other = self.l2[1] / self.l2[0], self.mean[1] / self.mean[0]
+        if abs(factor - 1.0) < 1e-7 or abs(factor - other) > 0.1 * abs(factor - 1.0):
+            return None
+        unexplained = self.sum[1] - factor * self.sum[0]
+        if abs(unexplained) > 8.0 * self.length:
+            return None
+        rest = math.sqrt(math.fsum((c - (factor - 1.0) * a) ** 2 for c, a in zip(self.buckets, self.sketch)))
+        if rest > max(0.35 * self.length, 10.0 * abs(factor - 1.0) * self.norm):
+            return None
+        return _kind("scale", f"all values x {factor:.6g}")
 
-def _constant(deltas: list[float], shift: float) -> bool:
-    """Whether most samples moved by the same amount, that of the mean."""
-    if len(deltas) < 8 or shift == 0.0:
-        return False
-    near = sum(1 for delta in deltas if abs(delta - shift) <= 0.2 * abs(shift))
-    return near >= 0.75 * len(deltas)
+    def few(self) -> Optional[dict[str, Any]]:
+        """Most of the change lies in few buckets, which are contiguous stretches of the tensor."""
+        used = sum(1 for a, c in zip(self.sketch, self.buckets) if a or c)
+        energy = sorted(((value * value, place) for place, value in enumerate(self.buckets)), reverse=True)
+        total, carried, places = self.length**2, 0.0, []
+        for value, place in energy:
+            if carried >= 0.9 * total:
+                break
+            carried += value
+            places.append(place)
+        if used < 16 or not places or len(places) > used // 8:
+            return None
+        first, last = min(places), max(places)
+        where = f"between {first / used:.0%} and {(last + 1) / used:.0%} of the tensor"
+        moved = self.high[1] - self.high[0] or self.low[1] - self.low[0]
+        if len(places) == 1 and abs(moved) > 0.5 * self.length:
+            return _kind("few", f"one or very few elements, {where}; an extreme moved by {moved:+.3g}")
+        return _kind("few", f"a few rows or elements, {where}")
 
+    def bias(self) -> Optional[dict[str, Any]]:
+        """Independent errors move a sum by about their norm; one constant added to all moves it much further."""
+        shift = self.sum[1] - self.sum[0]
+        if abs(shift) <= 8.0 * self.length:
+            return None
+        return _kind("bias", f"about {shift / self.numel:+.3g} added to every value")
 
-def _carrying(energy: list[float], share: float) -> int:
-    """How many of the sorted energies carry a share of the whole."""
-    total = math.fsum(energy)
-    running = 0.0
-    for count, value in enumerate(energy, 1):
-        running += value
-        if running >= share * total:
-            return count
-    return len(energy)
+    def reordering(self) -> Optional[dict[str, Any]]:
+        """An independent error of relative size r raises norm and magnitudes by r^2 / 2; moving elements does not."""
+        raised = 0.1 * self.relative**2 / 2
+        kept = all(abs(b - a) <= raised * max(a, 1e-300) for a, b in (self.l2, self.mean))
+        ends = max(abs(b - a) for a, b in (self.low, self.high)) <= 0.02 * max(map(abs, (*self.low, *self.high)))
+        if self.relative < 0.05 or not kept or not ends or abs(self.sum[1] - self.sum[0]) > 0.3 * self.length:
+            return None
+        return _kind("reordering", "the same values in other places: the moments agree, the sketch does not")
+
+    def everything(self) -> dict[str, Any]:
+        """What is left."""
+        return _kind("everything", f"all values moved, by {self.relative:.2g} of their norm")
 
 
 def growth(series: list[list[float]], first_step: int) -> dict[str, Any]:
