@@ -63,6 +63,7 @@ def compose(
     spec: dict[str, Any],
     structure: dict[str, Any],
     findings: dict[str, Any],
+    *,
     tree: Path | None,
     summary: dict[str, Any],
     history: list[dict[str, Any]],
@@ -144,25 +145,28 @@ class _Lenient(dict[str, Any]):
 
 
 def _modules(structure: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = []
-    for module in structure["computed"]["modules"][:40]:
-        place = next((module[k] for k in ("class_file", "file", "forward_file") if module.get(k)), None)
-        line = next((module[k] for k in ("class_line", "line", "forward_line") if module.get(k)), None)
-        rows.append(
+    """Classes of modules, the job's own first, then those with most time: instances of a class summed."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for module in structure["computed"]["modules"]:
+        place = module.get("source") or {}
+        key = (module["class"], f"{place.get('path')}:{place.get('line')}" if place else "")
+        row = rows.setdefault(
+            key,
             {
-                "name": module.get("name"),
-                "class": module.get("class"),
-                "where": f"{place}:{line}" if place else None,
-                "calls": module.get("calls", module.get("calls_per_step", "")),
-                "forward": _number(module.get("forward_ms")),
-                "backward": _number(module.get("backward_ms")),
-            }
+                "class": key[0],
+                "where": key[1],
+                "own": bool(place.get("in_tree")),
+                "count": 0,
+                "calls": 0,
+                "forward": 0.0,
+                "backward": 0.0,
+            },
         )
-    return rows
-
-
-def _number(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, int | float) else ""
+        row["count"] += 1
+        row["calls"] += module.get("calls") or 0
+        row["forward"] += module.get("forward_ms") or 0.0
+        row["backward"] += module.get("backward_ms") or 0.0
+    return sorted(rows.values(), key=lambda r: (not r["own"], -(r["forward"] + r["backward"])))[:14]
 
 
 def _excerpts(finding: dict[str, Any], tree: Path | None) -> list[dict[str, str]]:
@@ -221,10 +225,10 @@ def main(argv: list[str] | None = None) -> int:
         read_json(args.spec, "spec"),
         read_json(args.structure, "structure"),
         read_json(args.findings, "findings"),
-        tree,
-        summary,
-        [tried(path) for path in args.history],
-        args.tokens,
+        tree=tree,
+        summary=summary,
+        history=[tried(path) for path in args.history],
+        budget=args.tokens,
     )
     write_text(args.output, text)
     return 0

@@ -107,7 +107,9 @@ def _constants(path: Path) -> dict[str, Any]:
     return found
 
 
-def load(spec: Path, structure: Path, views: Path, events: Path, runs: list[Path], profiled: Path | None = None) -> Job:
+def load(
+    spec: Path, structure: Path, views: Path, events: Path, *, runs: list[Path], profiled: Path | None = None
+) -> Job:
     """A job from its files. Raises InputError."""
     specification = read_json(spec, "spec") if spec else {}
     document = read_json(structure, "structure")
@@ -170,7 +172,9 @@ def _records(folder: Path) -> dict[str, Any]:
     marks = folder / "records" / "steps.jsonl"
     if marks.is_file():
         first = json.loads((marks.read_text(encoding="utf-8").splitlines() or ["{}"])[0])
-        if first.get("torch_imported_ns") and first.get("process_start_ns"):
+        if first.get("imports_ns") is not None:
+            found["import_s"] = first["imports_ns"] / 1e9
+        elif first.get("torch_imported_ns") and first.get("process_start_ns"):
             found["import_s"] = (first["torch_imported_ns"] - first["process_start_ns"]) / 1e9
     header = next(iter(sorted((folder / "records").glob("rank0.jsonl"))), None)
     if header is not None:
@@ -203,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not args.events.is_dir():
         raise InputError(f"{args.events}: no such folder; run the rule parse first")
-    job = load(args.spec, args.structure, args.views, args.events, args.runs, args.run)
+    job = load(args.spec, args.structure, args.views, args.events, runs=args.runs, profiled=args.run)
     write_json(args.output, "wholejob/findings@1", diagnose(job, detectors.modules(), known_fixes()))
     return 0
 

@@ -149,12 +149,11 @@ class Job:
             return 0.0
         function = self.function_index(site)
         found = [i for name in names or [site["callee"]] for i in self.timeline.calls(name, function)]
+        same = (site["path"], site["function"], site["callee"], site["kind"], site["guard"], self.in_step(site))
         twins = [
             s
             for s in self.structure["sites"]
-            if (s["path"], s["function"], s["callee"], s["kind"])
-            == (site["path"], site["function"], site["callee"], site["kind"])
-            and s["guard"] == site["guard"]
+            if (s["path"], s["function"], s["callee"], s["kind"], s["guard"], self.in_step(s)) == same
         ]
         return self.timeline.total_ns(found) / (len(twins) if names is None and twins else 1)
 
@@ -201,7 +200,7 @@ class Job:
         return min(1.0, kernel_ns / self.unprofiled_capture_ns) * self.timing.steady_share()
 
     def idle_share(self, lost_ns: float) -> float:
-        """Share of the whole job of device idle time: profiling lengthens it, so it is scaled to the unprofiled idle time."""
+        """Share of the whole job of device idle time, scaled to the unprofiled job: profiling lengthens it."""
         busy = float(self.headline.get("gpu_busy") or 0.0) * self.capture_ns
         profiled, actual = self.capture_ns - busy, max(0.0, self.unprofiled_capture_ns - busy)
         return lost_ns / max(1.0, profiled) * actual / self.unprofiled_capture_ns * self.timing.steady_share()

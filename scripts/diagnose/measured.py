@@ -18,11 +18,9 @@ def events(folder: str | Path, classes: tuple[str, ...]) -> dict[str, Any]:
     """`{class: pyarrow table}` of the classes that the parsed trace in `folder` has."""
     from scripts.trace import dataset
 
-    found = {}
-    for name in classes:
-        if any((Path(folder) / place / f"{name}.parquet").is_file() for place in ("", "events")):
-            found[name] = dataset.read(folder, name, COLUMNS[name])
-    return found
+    inner = Path(folder) / "events"  # the folder that `parse -o` was given, or the tables' own
+    place = inner if inner.is_dir() else Path(folder)
+    return {name: dataset.read(place, name, COLUMNS[name]) for name in classes if (place / f"{name}.parquet").is_file()}
 
 
 def rows(folder: str | Path, view: str) -> list[dict[str, Any]]:

@@ -287,9 +287,9 @@ class _Reader(ast.NodeVisitor):
         for recognise in (_host_sites, _data_sites, _model_sites, _training_sites, _setting_sites):
             for kind, detail in recognise(call):
                 self.add(kind, node, call.bare, **detail)
-        if call.bare in {"tril", "triu"} and call.name.startswith("torch.") and self.functions:
-            if self.functions[-1].name != "__init__":
-                self.add("mask_rebuilt", node, call.bare)
+        in_method = bool(self.functions) and self.functions[-1].name != "__init__"
+        if in_method and call.bare in {"tril", "triu"} and call.name.startswith("torch."):
+            self.add("mask_rebuilt", node, call.bare)
         if call.bare == "eval" and call.method and not node.args:
             self.add("eval_mode", node, "eval", of=call.owner, no_grad=bool(self.gradless))
         self.generic_visit(node)

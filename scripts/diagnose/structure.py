@@ -52,7 +52,7 @@ def extract(
             "preparation": [_brief(s) for s in sites if s.kind in ("encoding", "reading", "tensor_from_host")],
             "transfers": [_brief(s) for s in sites if s.kind == "transfer"],
             "copies": _anchored(rows(views, "copies"), source),
-            "recorded": modules.get("data_path"),
+            "recorded": {"loader": modules.get("loader"), "transfers": modules.get("transfers")},
         },
         "synchronisation": _synchronisation(sites, timeline, views, source),
         "collectives": {
@@ -132,37 +132,46 @@ def _computed(
     modules: dict[str, Any], source: Source, timeline: Timeline | None, sites: list[Site]
 ) -> tuple[dict[str, Any], int]:
     tree, dropped = _modules(modules, source)
-    parameters = modules.get("parameters")
-    if isinstance(parameters, dict):
-        parameters = parameters.get("count")
-    if parameters is None:
-        parameters = _parameters(timeline)
+    roots = [row for row in modules.get("modules", []) if row.get("parent") is None]
+    parameters = sum(row.get("parameters") or 0 for row in roots) if roots else _parameters(timeline)
+    loss = dict(modules["loss"]) if modules.get("loss") else None
+    if loss is not None:
+        loss["backward"], lost = _verified(loss.get("backward"), source)
+        dropped += lost
     return {
         "modules": tree,
         "parameters": parameters,
-        "loss": modules.get("loss"),
-        "recorded_optimizer": modules.get("optimizer") or modules.get("optimizers"),
+        "loss": loss,
+        "recorded_optimizer": modules.get("optimizers"),
         "optimizer": [_brief(s) for s in sites if s.kind == "optimizer"],
         "compile": {"sites": [_brief(s) for s in sites if s.kind == "compile"], "recorded": modules.get("compile")},
     }, dropped
 
 
 def _modules(modules: dict[str, Any], source: Source) -> tuple[list[dict[str, Any]], int]:
-    """parity's module rows with their places put in terms of the tree; a place that does not hold that class is left
-    out."""
+    """parity's module rows; a place that the tree does not have is left out and counted."""
     dropped, out = 0, []
-    for row in modules.get("modules", []):
-        row = dict(row)
-        for key in ("file", "class_file", "forward_file", "call_file"):
-            if row.get(key):
-                place = _verified(str(row[key]), row.get(key.replace("file", "line")), source)
-                dropped += place is None and any(same_file(str(row[key]), p) for p in source.texts)
-                row[key] = place
+    for recorded in modules.get("modules", []):
+        row = dict(recorded)
+        for key in ("source", "forward", "call_site"):
+            row[key], lost = _verified(row.get(key), source)
+            dropped += lost
         out.append(row)
     return out, dropped
 
 
-def _verified(file: str, line: int | None, source: Source) -> str | None:
+def _verified(place: dict[str, Any] | None, source: Source) -> tuple[dict[str, Any] | None, int]:
+    """A recorded place and 0, or None and 1 where it says that it is in the tree and the tree has no such line."""
+    if not place:
+        return None, 0
+    if not place.get("in_tree", True):
+        return place, 0
+    text = source.line(str(place["path"]), int(place["line"]))
+    return ({**place, "code": text}, 0) if text is not None else (None, 1)
+
+
+def _in_tree(file: str, line: int | None, source: Source) -> str | None:
+    """The tree's own path of a traced file, where that file has the line."""
     for path in source.texts:
         if same_file(file, path) and (line is None or source.line(path, int(line)) is not None):
             return path
@@ -215,7 +224,7 @@ def _anchored(found: list[dict[str, Any]], source: Source) -> list[dict[str, Any
     for row in found:
         row = dict(row)
         if row.get("path"):
-            row["path"] = _verified(str(row["path"]), row.get("line"), source)
+            row["path"] = _in_tree(str(row["path"]), row.get("line"), source)
         out.append(row)
     return out
 

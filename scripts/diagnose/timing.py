@@ -90,7 +90,7 @@ def load(paths: list[str | Path], spec: dict[str, Any]) -> Timing:
 
 
 def of_trace(runtime: list[dict[str, Any]], headline: dict[str, Any]) -> Timing:
-    """A trace taken for the whole job: shares are then of its steps, without start-up, and as slow as profiling made them."""
+    """A trace taken for the whole job: its steps without start-up, as slow as profiling made them."""
     rank = min((r["rank"] for r in runtime), default=0)
     walls = [r["wall_ns"] / 1e9 for r in runtime if r.get("step") is not None and r["rank"] == rank]
     capture = (headline.get("capture_ns") or 0) / 1e9
@@ -157,7 +157,7 @@ def slow_steps(marks: list[float], step: float) -> tuple[list[int], int | None]:
                 score = sum(excess[i] for i in members) - len(members) * total / max(1, len(marks) - 1)
                 if best is None or score > best[0] * 1.02:
                     best = (score, period, members)
-    if best is None or sum(excess[i] for i in best[2]) < 0.5 * total:
+    if best is None or sum(excess[i] for i in best[2]) < 0.6 * total:
         return slow, None
     return best[2], best[1]
 
@@ -175,7 +175,7 @@ def step_durations(path: Path) -> list[float]:
         if "step" in record and record.get("end_ns") is not None:
             marks.append((record.get("begin_ns"), record["end_ns"]))
     ends = [end for _, end in marks]
-    first = [(marks[0][1] - marks[0][0]) / 1e9] if marks and marks[0][0] else []
+    first = [(marks[0][1] - marks[0][0]) / 1e9] if marks and marks[0][0] is not None else []
     return first + [(b - a) / 1e9 for a, b in zip(ends, ends[1:], strict=False)]
 
 

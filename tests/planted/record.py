@@ -11,6 +11,7 @@ own speed.
 
 import argparse
 import atexit
+import builtins
 import gzip
 import json
 import resource
@@ -31,8 +32,24 @@ class Recorder:
     def __init__(self, out, window, plain):
         self.out, self.window, self.plain = Path(out), window, plain
         self.marks, self.begin, self.profiler, self.depth, self.trains = [], None, None, 0, False
-        self.imported, self.batches = None, []
+        self.imported, self.batches, self.imports = None, [], 0
         (self.out / "records").mkdir(parents=True, exist_ok=True)
+
+    def time_imports(self):
+        """Seconds in outermost imports: what a job's start-up cannot do without."""
+        importing, recorder, depth = builtins.__import__, self, [0]
+
+        def timed(*args, **kwargs):
+            depth[0] += 1
+            begin = now()
+            try:
+                return importing(*args, **kwargs)
+            finally:
+                depth[0] -= 1
+                if depth[0] == 0:
+                    recorder.imports += now() - begin
+
+        builtins.__import__ = timed
 
     def install(self):
         import torch
@@ -114,7 +131,14 @@ class Recorder:
         end = now()
         with (self.out / "records" / "steps.jsonl").open("w") as file:
             file.write(
-                json.dumps({"schema": "parity/steps@1", "process_start_ns": START, "torch_imported_ns": self.imported})
+                json.dumps(
+                    {
+                        "schema": "parity/steps@1",
+                        "process_start_ns": START,
+                        "torch_imported_ns": self.imported,
+                        "imports_ns": self.imports,
+                    }
+                )
                 + "\n"
             )
             for number, (begin, mark) in enumerate(self.marks):
@@ -178,6 +202,7 @@ def main():
     args = parser.parse_args()
     first, last = args.window.split(":")
     recorder = Recorder(args.out, (int(first), int(last)), args.plain)
+    recorder.time_imports()
     recorder.install()
     atexit.register(recorder.finish)
     sys.argv = args.command

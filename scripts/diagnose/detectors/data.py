@@ -78,8 +78,7 @@ def work(job: Job) -> list[Finding]:
         for callee in {s["callee"] for s in sites}:
             of_callee = [s for s in sites if s["callee"] == callee]
             if callee == "<comprehension>":
-                # a whole-function comprehension (`encode`) is paid by the caller's call site; stacking slices is no encoding
-
+                # paid by the call site of the function that it fills (`encode`); stacking slices is no encoding
                 continue
             spent += job.call_ns(of_callee[0], [callee])
         kinds = {s["kind"] for s in sites}

@@ -52,6 +52,7 @@ def _finding(
     cause: str,
     anchors: list[Row],
     facts: list[Row],
+    *,
     fraction: float | None = None,
     why: str = "",
 ) -> Finding:
@@ -104,8 +105,8 @@ def debug(job: Job) -> list[Finding]:
             "They trade speed for messages; nothing computed depends on them.",
             [anchor(s) for s in sites],
             [evidence("switches", ", ".join(names), "", "workload and source")],
-            job.share(gone) if gone else None,
-            f"stack walks: {job.wall_note(gone)}" if gone else "",
+            fraction=job.share(gone) if gone else None,
+            why=f"stack walks: {job.wall_note(gone)}" if gone else "",
         )
     ]
 

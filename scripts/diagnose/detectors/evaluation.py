@@ -60,8 +60,10 @@ def detect(job: Job) -> list[Finding]:
                 "No torch.no_grad() or torch.inference_mode() is active: every operator saves its inputs and builds a "
                 "backward node.",
                 share * forward * graph,
-                f"evaluation is {share:.1%} of the job ({period}), {forward:.0%} of it in the model; recording a graph is {graph:.0%} "
-                "of a forward pass: 5 us an operator and 8 % for memory kept, 26 % at most (fitted to CPU measurements)",
+                f"evaluation is {share:.1%} of the job ({period}), {forward:.0%} of it in the model; "
+                f"recording a graph is {graph:.0%} of a forward pass: 5 us an operator and 8 % for memory kept, 26 % "
+                "at most "
+                "(fitted to CPU measurements)",
                 "high",
                 ["python"],
                 [anchor(s) for s in keeps] + [anchor(s) for s in inline],
@@ -80,7 +82,7 @@ def _forward_share(job: Job) -> float:
 
 
 def _graph_share(job: Job) -> float:
-    """Share of a forward pass that goes into recording the graph, from its number of recorded operators and its time."""
+    """Share of a forward pass that goes into recording the graph, by its recorded operators and its time."""
     timeline = job.timeline
     modules = timeline.outermost(timeline.named("nn.Module:")) if timeline is not None else []
     if timeline is None or not modules:

@@ -1,0 +1,115 @@
+"""Nesting, matching to the job's functions, and the correction for the profiler's own cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.diagnose import source, timeline
+from scripts.trace import dataset
+
+US = 1000
+
+
+def event(name: str, start: int, end: int, tid: str = "1", cat: str = "python_function", **more: object) -> dict:
+    return {"name": name, "ts_ns": start * US, "dur_ns": (end - start) * US, "cat": cat, "pid": "1", "tid": tid, **more}
+
+
+def tables(python: list[dict], ops: list[dict] = (), annotations: list[dict] = ()) -> dict:
+    found = {"python": python, "cpu_op": list(ops), "annotation": list(annotations)}
+    return {cls: dataset.table(cls, rows) for cls, rows in found.items() if rows}
+
+
+def functions(tmp_path: Path, text: str) -> list[source.Function]:
+    (tmp_path / "job.py").write_text(text, encoding="utf-8")
+    return source.read(tmp_path).functions
+
+
+JOB = "@decorated\ndef work(x):\n    return x.item()\n\ndef main():\n    for _ in range(2):\n        work(1)\n"
+
+
+def example(tmp_path: Path, **options: object) -> timeline.Timeline:
+    python = [
+        event("job.py(7): main", 0, 1000),
+        event("/elsewhere/tree/job.py(1): work", 100, 400),
+        event("<built-in method item of Tensor object at 0x1>", 150, 250),
+        event("/elsewhere/tree/job.py(1): work", 500, 700),
+        event("other/job.py(9): work", 800, 900),
+    ]
+    ops = [event("aten::item", 160, 240, cat="cpu_op"), event("aten::mm", 900, 1000, cat="cpu_op")]
+    built = timeline.build(tables(python, ops), functions(tmp_path, JOB), **options)
+    assert built is not None
+    return built
+
+
+def test_frames_are_matched_by_path_name_and_line_with_decorators(tmp_path: Path) -> None:
+    t = example(tmp_path)
+    work, main = (next(n for n, f in enumerate(t.functions) if f.name == name) for name in ("work", "main"))
+    assert len(t.of_function(work)) == 2  # the frame of other/job.py lies outside the function's lines
+    assert len(t.of_function(main)) == 1  # on the stack when the profiler started: it has its current line
+
+
+def test_calls_belong_to_the_function_that_made_them(tmp_path: Path) -> None:
+    t = example(tmp_path)
+    work = next(n for n, f in enumerate(t.functions) if f.name == "work")
+    assert [t.name[i] for i in t.calls("item", work)] == ["<built-in method item of Tensor object at 0x1>"]
+    assert t.calls("item", work + 1) == []
+
+
+def test_nested_events_count_once(tmp_path: Path) -> None:
+    t = example(tmp_path)
+    nested = t.calls("item") + t.calls("aten::item")
+    assert t.outermost(nested) == t.calls("item")
+    assert t.total_ns(nested) == pytest.approx(t.ns(t.calls("item")[0]))
+
+
+def test_correction_makes_the_window_as_long_as_the_unprofiled_steps(tmp_path: Path) -> None:
+    annotations = [event("Optimizer.step#SGD.step", 950, 960, cat="user_annotation")]
+    python = [event("job.py(7): main", 0, 1000), event("job.py(1): work", 100, 400)]
+    ops = [event("aten::mm", 400, 1000, cat="cpu_op")]
+    t = timeline.build(tables(python, ops, annotations), functions(tmp_path, JOB), 0.0005)
+    assert t is not None and t.steps == 1
+    assert t.window_ns == pytest.approx(500 * US)
+    # interpreted code is charged first: 400 us of it become 250, operators keep their proportion
+    mm, work = t.ns(t.calls("aten::mm")[0]), t.ns(t.calls("work")[0])
+    assert mm / work > 600 / 300
+
+
+def test_a_window_faster_than_the_baseline_is_left_as_it_is(tmp_path: Path) -> None:
+    t = example(tmp_path, step_s=10.0)
+    assert t.scale == 1.0
+
+
+def test_partial_overlap_is_no_nesting(tmp_path: Path) -> None:
+    python = [event("job.py(5): main", 0, 100), event("job.py(1): work", 50, 150)]
+    t = timeline.build(tables(python), functions(tmp_path, JOB))
+    assert t is not None and t.parent.tolist() == [-1, -1]
+
+
+def test_backward_nodes_are_joined_by_sequence_number(tmp_path: Path) -> None:
+    ops = [
+        event("aten::mm", 0, 10, cat="cpu_op", sequence=7),
+        event("autograd::engine::evaluate_function: MmBackward0", 20, 50, tid="2", cat="cpu_op", sequence=7),
+        event("autograd::engine::evaluate_function: AddBackward0", 60, 90, tid="2", cat="cpu_op", sequence=8),
+    ]
+    t = timeline.build(tables([event("job.py(5): main", 0, 100)], ops), functions(tmp_path, JOB))
+    assert t is not None
+    assert timeline.backward_ns(t, t.calls("aten::mm")) == pytest.approx(30 * US)
+
+
+@pytest.mark.parametrize(
+    ("traced", "relative", "same"),
+    [
+        ("/a/b/pkg/train.py", "pkg/train.py", True),
+        ("train.py", "src/train.py", True),
+        ("/a/xtrain.py", "train.py", False),
+        ("pkg/train.py", "other/train.py", False),
+    ],
+)
+def test_paths_match_by_whole_components(traced: str, relative: str, same: bool) -> None:
+    assert timeline.same_file(traced, relative) is same
+
+
+def test_no_host_events_is_none() -> None:
+    assert timeline.build({}, []) is None

@@ -1,0 +1,115 @@
+"""The unprofiled job's time and its parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts.common.errors import InputError
+from scripts.diagnose import timing
+
+RUN = {
+    "schema": "wholejob/run@1",
+    "kind": "timed",
+    "status": "ok",
+    "reason": None,
+    "seed": 0,
+    "perturb": None,
+    "command": [],
+    "tree": None,
+    "environment": {},
+    "started_ns": 1,
+    "wall_s": 10.0,
+    "cpu_user_s": 9.0,
+    "cpu_system_s": 0.5,
+    "peak_rss_bytes": 1,
+    "peak_device_bytes": None,
+    "exit_code": 0,
+    "signal": None,
+    "load_at_start": None,
+    "network": "open",
+    "files": "open",
+    "outputs": [],
+    "outputs_missing": [],
+    "files_written": [],
+    "tree_verified": None,
+    "protected_unchanged": True,
+    "records": {},
+    "first_step_s": 2.1,
+    "last_step_s": 9.5,
+    "median_step_s": None,
+    "steps": 60,
+    "phases": {},
+    "warnings": [],
+}
+
+
+def run_folder(tmp_path: Path, durations: list[float], **fields: object) -> Path:
+    (tmp_path / "records").mkdir(parents=True, exist_ok=True)
+    lines, at = [json.dumps({"schema": "parity/steps@1"})], 0
+    for step, seconds in enumerate(durations):
+        lines.append(json.dumps({"step": step, "begin_ns": at, "end_ns": at + int(seconds * 1e9)}))
+        at += int(seconds * 1e9)
+    (tmp_path / "records" / "steps.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({**RUN, "steps": len(durations), **fields}), encoding="utf-8")
+    return path
+
+
+def test_parts_sum_to_the_measured_run(tmp_path: Path) -> None:
+    durations = [0.1] * 60
+    durations[20] = durations[40] = 0.6
+    path = run_folder(tmp_path, durations, first_step_s=2.1, last_step_s=2.1 + sum(durations[1:]), wall_s=10.0)
+    t = timing.load([path], {})
+    assert t.step_s == pytest.approx(0.1)
+    assert t.excess_s == pytest.approx(1.0)
+    assert t.total_s == pytest.approx(10.0)
+    assert (t.slow, t.period) == ([20, 40], 20)
+
+
+def test_horizon_scales_steps_and_slow_steps_but_not_start_up(tmp_path: Path) -> None:
+    durations = [0.1] * 60
+    durations[20] = durations[40] = 0.6
+    path = run_folder(tmp_path, durations, first_step_s=2.1, last_step_s=2.1 + sum(durations[1:]), wall_s=10.0)
+    t = timing.load([path], {"measure": {"horizon": {"steps": 6000}}})
+    assert t.total_s == pytest.approx(2.0 + 6000 * 0.1 + 100 * 1.0 + t.tail_s)
+    assert t.steady_share() == pytest.approx(600 / t.total_s)
+
+
+def test_a_period_is_found_among_disturbed_steps(tmp_path: Path) -> None:
+    marks = [0.1] * 64
+    for i in range(8, 64, 8):
+        marks[i] = 0.3
+    marks[3] = marks[30] = 0.25
+    slow, period = timing.slow_steps(marks, 0.1)
+    assert (slow, period) == ([8, 16, 24, 32, 40, 48, 56], 8)
+
+
+def test_slow_steps_at_random_have_no_period() -> None:
+    marks = [0.1] * 40
+    for i in (3, 11, 12, 26):
+        marks[i] = 0.5
+    slow, period = timing.slow_steps(marks, 0.1)
+    assert period is None
+    assert slow == [3, 11, 12, 26]
+
+
+def test_no_usable_run_is_one_line(tmp_path: Path) -> None:
+    path = run_folder(tmp_path, [0.1], status="crashed", reason="exit code 1")
+    with pytest.raises(InputError, match="no run with status ok"):
+        timing.load([path], {})
+
+
+def test_a_torn_last_mark_is_skipped(tmp_path: Path) -> None:
+    path = run_folder(tmp_path, [0.1, 0.1, 0.1]).parent / "records" / "steps.jsonl"
+    path.write_text(path.read_text() + '\n{"step": 3, "end', encoding="utf-8")
+    assert len(timing.step_durations(path)) == 3
+
+
+def test_a_trace_alone_is_its_own_job() -> None:
+    rows = [{"rank": 0, "step": None, "wall_ns": 30}, *({"rank": 0, "step": i, "wall_ns": 10**8} for i in range(3))]
+    t = timing.of_trace(rows, {"capture_ns": 3 * 10**8})
+    assert (t.runs, t.steps, t.startup_s) == (0, 3, 0.0)
+    assert t.steady_share() == pytest.approx(1.0)
