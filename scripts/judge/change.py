@@ -32,12 +32,13 @@ BUILTINS = frozenset(dir(builtins))
 CARRIED = {"os", "sys", "subprocess", "socket", "ctypes", "threading", "builtins", "importlib", "inspect", "gc",
            "atexit", "multiprocessing", "posix", "time", "shutil", "pickle", "marshal"}  # fmt: skip
 SAME_MODULE = {"posix": "os", "nt": "os", "_io": "io", "_thread": "threading", "_socket": "socket",
-               "_ctypes": "ctypes", "posixpath": "os.path", "__builtins__": "builtins", "_pickle": "pickle"}  # fmt: skip
+               "_ctypes": "ctypes", "posixpath": "os.path", "__builtins__": "builtins",
+                "_pickle": "pickle"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Hit:
-    """What a rule found. `refuse` ends the candidate, `review` is for a reader, `side_effect` is reported with the result."""
+    """What a rule found: `refuse` ends the candidate, `review` is for a reader, `side_effect` goes into the report."""
 
     action: Action
     path: str | None
@@ -262,7 +263,7 @@ class FileChange:
         return frozenset(self.patch.added)
 
     def new(self, *types: type) -> Iterator[Any]:
-        """Nodes of these types that are new: on an added line (compound statements: their header), and oftener than before."""
+        """Nodes of these types that are new: on an added line (blocks: their header), and oftener than before."""
         return (node for node in self._new if isinstance(node, types))
 
     @cached_property
@@ -278,6 +279,10 @@ class FileChange:
         if not hasattr(self, "_references"):
             self._references = list(self._find_references())
         return self._references
+
+    def hit(self, action: Action, node: ast.AST, reason: str) -> Hit:
+        """A hit at the added line that the node touches first."""
+        return Hit(action, self.path, self.line(node), reason)
 
     def called(self, call: ast.Call) -> frozenset[str]:
         """What a call of the new version may call."""
@@ -319,7 +324,7 @@ class FileChange:
 
 @dataclass
 class Change:
-    """A whole patch against a tree, with the contract's constraints. `tree` holds the text of every Python file after it."""
+    """A patch against a tree, with the contract's constraints; `tree` has the text of every Python file after it."""
 
     files: list[FileChange]
     constraints: Mapping[str, Any] = field(default_factory=dict)
@@ -498,7 +503,9 @@ def _guard(parent: ast.AST, child: ast.AST) -> str | None:
         return f"{word} {'' if child in body else 'not '}{ast.unparse(parent.test)}"
     if isinstance(parent, (ast.For, ast.AsyncFor)):
         return None if child is parent.iter else f"for {ast.unparse(parent.iter)}"
-    if isinstance(parent, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)) and not isinstance(child, ast.comprehension):
+    if isinstance(parent, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)) and not isinstance(
+        child, ast.comprehension
+    ):
         conditions = [ast.unparse(test) for one in parent.generators for test in one.ifs]
         loops = ", ".join(ast.unparse(one.iter) for one in parent.generators)
         return f"if {' and '.join(conditions)}" if conditions else f"for {loops}"

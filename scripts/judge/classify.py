@@ -18,7 +18,8 @@ CLASSES = ("config", "backend", "python", "kernel")
 DATA_FILES = (".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".txt", ".env")
 NATIVE_FILES = (".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".hip", ".ptx", ".metal", ".pyx")
 KERNEL = ("triton", "numba", "torch.utils.cpp_extension", "cupy", "torch.library", "torch.autograd.Function",
-          "pycuda", "helion", "cutlass", "tilelang", "torch.cuda._compile_kernel", "torch.mps.compile_shader")  # fmt: skip
+          "pycuda", "helion", "cutlass", "tilelang", "torch.cuda._compile_kernel",
+          "torch.mps.compile_shader")  # fmt: skip
 BACKEND = ("torch.compile", "torch.backends", "torch.set_float32_matmul_precision", "torch.autocast", "torch.amp",
            "torch.cuda.amp", "torch.channels_last", "torch.channels_last_3d",
            "torch.nn.functional.scaled_dot_product_attention", "torch.nn.attention", "torch.jit",
@@ -107,7 +108,7 @@ def _skeletons(tree: ast.AST) -> list[str]:
 
 
 class _Blank(ast.NodeTransformer):
-    """Constants become one constant; with `strip`, backend keywords go and calls of backend functions become their argument."""
+    """Constants become one constant; with `strip`, they stay and backend keywords go."""
 
     def __init__(self, strip: bool) -> None:
         self.strip = strip

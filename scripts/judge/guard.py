@@ -49,7 +49,7 @@ def guard(patch: bytes, base: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
     report.add("paths", _paths(files))
     report.add("protected", _protected(files, spec))
     report.add("editable", _editable(files, spec))
-    report.add("size", _size(files, patch, constraints))
+    report.add("size", _size(files, constraints))
     if report.refused:
         return report.result()
     change = report.attempt("applies", lambda: _change(files, patch, base, constraints))
@@ -190,7 +190,7 @@ def _editable(files: list[FilePatch], spec: Mapping[str, Any]) -> list[Hit]:
     ]
 
 
-def _size(files: list[FilePatch], patch: bytes, constraints: Mapping[str, Any]) -> list[Hit]:
+def _size(files: list[FilePatch], constraints: Mapping[str, Any]) -> list[Hit]:
     limit = int(constraints.get("max_lines") or MAX_LINES)
     lines = sum(len(file.added) + len(file.removed) for file in files)
     return [Hit("refuse", None, None, f"{lines} changed lines; the contract allows {limit}")] if lines > limit else []
@@ -295,7 +295,7 @@ def _words(text: str | None) -> list[str]:
 
 
 def watched_lines(file: FileChange) -> list[int]:
-    """Lines of the new file that must run to show that the patch does: changed ones that hold code, and the line after a cut.
+    """Lines of the new file that must run to show that the patch does: changed ones with code, and the one after a cut.
 
     Definitions, imports and decorators run when the module is loaded and show nothing; they count only where the
     patch has nothing else in this file.

@@ -38,7 +38,7 @@ class Hunk:
 
 @dataclass
 class FilePatch:
-    """The change of one path. `status` is added, deleted or modified; modes are git's, None where the patch names none."""
+    """The change of one path. `status`: added, deleted, modified; modes are git's, None where the patch names none."""
 
     path: str
     status: str = "modified"

@@ -48,14 +48,14 @@ def _functions(file: FileChange) -> list[Hit]:
         if len(statements(function)) <= 1 < len(statements(old)) and isinstance(
             function.body[-1], (ast.Pass, ast.Expr)
         ):
-            trivial = isinstance(function.body[-1], ast.Pass) or isinstance(function.body[-1].value, ast.Constant)
+            trivial = isinstance(getattr(function.body[-1], "value", None), (ast.Constant, type(None)))
             if trivial:
                 hits.append(Hit("refuse", file.path, function.lineno, f"{name} is empty now"))
     return hits
 
 
 def _names(file: FileChange) -> list[Hit]:
-    """Names whose computed value is gone in favour of a constant, function by function; buffers written in place are none."""
+    """Names whose computed value gave way to a constant, by function; buffers written in place do not count."""
     if file.before is None or file.after is None:
         return []
     hits = []
@@ -79,26 +79,20 @@ def _tables(file: FileChange) -> list[Hit]:
     hits = []
     for node in file.new(ast.List, ast.Tuple, ast.Set, ast.Dict):
         parts = node.values if isinstance(node, ast.Dict) else node.elts
-        numbers = [
-            p for p in parts if isinstance(_unsigned(p), ast.Constant) and isinstance(_unsigned(p).value, (int, float))
-        ]  # type: ignore[attr-defined]
-        floats = [p for p in numbers if isinstance(_unsigned(p).value, float)]  # type: ignore[attr-defined]
+        values = [
+            getattr(_unsigned(part), "value", None) for part in parts if isinstance(_unsigned(part), ast.Constant)
+        ]
+        numbers = [value for value in values if isinstance(value, (int, float))]
+        floats = [value for value in numbers if isinstance(value, float)]
         if len(numbers) >= TABLE or len(floats) >= TABLE // 2:
             hits.append(
-                Hit(
-                    "refuse",
-                    file.path,
-                    file.line(node),
-                    f"a table of {len(numbers)} numbers: results do not stand in the source",
-                )
+                file.hit("refuse", node, f"a table of {len(numbers)} numbers: results do not stand in the source")
             )
     for node in file.new(ast.Constant):
         if isinstance(node.value, bytes) and len(node.value) > 64:
-            hits.append(Hit("refuse", file.path, file.line(node), f"{len(node.value)} bytes of data in the source"))
+            hits.append(file.hit("refuse", node, f"{len(node.value)} bytes of data in the source"))
         elif isinstance(node.value, str) and len(node.value) > 200 and " " not in node.value.strip():
-            hits.append(
-                Hit("refuse", file.path, file.line(node), f"{len(node.value)} characters of data in the source")
-            )
+            hits.append(file.hit("refuse", node, f"{len(node.value)} characters of data in the source"))
     return hits
 
 
@@ -111,7 +105,7 @@ def _zeroed(file: FileChange) -> list[Hit]:
             for s in (node.left, node.right)
         )
         if isinstance(node.op, ast.Mult) and zero:
-            hits.append(Hit("refuse", file.path, file.line(node), f"{unparse(node)} throws a result away"))
+            hits.append(file.hit("refuse", node, f"{unparse(node)} throws a result away"))
     return hits
 
 

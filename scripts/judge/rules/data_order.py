@@ -40,18 +40,11 @@ def check(change: Change) -> list[Hit]:
             name = called_name(node)
             if name in ("sorted", "sort", "argsort", "filter", "islice", "reversed", "unique") and not _of_small(node):
                 hits.append(
-                    Hit(
-                        "review",
-                        file.path,
-                        file.line(node),
-                        f"{unparse(node)} may order or drop samples; the ledger's hash decides",
-                    )
+                    file.hit("review", node, f"{unparse(node)} may order or drop samples; the ledger's hash decides")
                 )
         for keyword in file.new(ast.keyword):
             if keyword.arg in KEYWORDS and not (keyword.arg == "shuffle" and _same_shuffle(change, keyword)):
-                hits.append(
-                    Hit("refuse", file.path, file.line(keyword.value), f"{unparse(keyword)} chooses or orders samples")
-                )
+                hits.append(file.hit("refuse", keyword.value, f"{unparse(keyword)} chooses or orders samples"))
     return hits + _draws(change)
 
 

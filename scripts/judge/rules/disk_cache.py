@@ -38,17 +38,10 @@ def check(change: Change) -> list[Hit]:
             targets = {ast.dump(arg) for arg in node.args[:2]}
             if writes and targets & known:
                 hits.append(
-                    Hit(
-                        "review",
-                        file.path,
-                        file.line(node),
-                        f"{unparse(node)} writes a file that the job already wrote, another way",
-                    )
+                    file.hit("review", node, f"{unparse(node)} writes a file that the job already wrote, another way")
                 )
             else:
-                hits.append(
-                    Hit(leave, file.path, file.line(node), f"{unparse(node)} writes a file that the job did not")
-                )
+                hits.append(file.hit(leave, node, f"{unparse(node)} writes a file that the job did not"))
     return hits
 
 

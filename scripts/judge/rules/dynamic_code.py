@@ -34,18 +34,16 @@ def _attributes(file: FileChange) -> list[Hit]:
         called = file.called(node)
         built = len(node.args) < 2 or constant_text(node.args[1]) is None
         if called & {"builtins.getattr", "builtins.setattr", "builtins.delattr"} and built:
-            hits.append(Hit("refuse", file.path, file.line(node), f"{unparse(node)}: the name is built, not written"))
+            hits.append(file.hit("refuse", node, f"{unparse(node)}: the name is built, not written"))
         elif isinstance(node.func, ast.Attribute) and node.func.attr in ("__getattribute__", "__getattr__"):
-            hits.append(Hit("refuse", file.path, file.line(node), f"{unparse(node)}: looks an attribute up by hand"))
+            hits.append(file.hit("refuse", node, f"{unparse(node)}: looks an attribute up by hand"))
     for node in file.new(ast.Subscript):
         bases = file.after.names.resolve(node.value)
         if any(
             b.endswith("__dict__") or b.startswith(("builtins.vars()", "builtins.globals()", "sys.modules"))
             for b in bases
         ):
-            hits.append(
-                Hit("refuse", file.path, file.line(node), f"{unparse(node)}: looks a name up in a dictionary of names")
-            )
+            hits.append(file.hit("refuse", node, f"{unparse(node)}: looks a name up in a dictionary of names"))
     return hits
 
 
@@ -65,17 +63,8 @@ def _names(file: FileChange) -> list[Hit]:
     for node in file.new(ast.Name, ast.Attribute, ast.Constant):
         word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else node.value
         if isinstance(word, str) and word in special:
-            hits.append(Hit("refuse", file.path, file.line(node), f"{word}: reaches behind ordinary names"))
-    for node in file.new(ast.FunctionDef):
-        if node.name in (
-            "__getattr__",
-            "__getattribute__",
-            "__reduce__",
-            "__reduce_ex__",
-            "__setstate__",
-            "__class_getitem__",
-        ):
-            hits.append(
-                Hit("refuse", file.path, file.line(node), f"{node.name} decides what a name means while the job runs")
-            )
+            hits.append(file.hit("refuse", node, f"{word}: reaches behind ordinary names"))
+    made = {"__getattr__", "__getattribute__", "__reduce__", "__reduce_ex__", "__setstate__", "__class_getitem__"}
+    functions = [node for node in file.new(ast.FunctionDef) if node.name in made]
+    hits += [file.hit("refuse", n, f"{n.name} decides what a name means while the job runs") for n in functions]
     return hits

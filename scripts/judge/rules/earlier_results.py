@@ -46,29 +46,15 @@ def check(change: Change) -> list[Hit]:
             target = ast.dump(node.args[0]) if node.args else None
             if reads and target in known:
                 hits.append(
-                    Hit(
-                        "review",
-                        file.path,
-                        file.line(node),
-                        f"{unparse(node)} reads a file that the job already read, another way",
-                    )
+                    file.hit("review", node, f"{unparse(node)} reads a file that the job already read, another way")
                 )
             else:
-                hits.append(
-                    Hit(
-                        "refuse",
-                        file.path,
-                        file.line(node),
-                        f"{unparse(node)} reads or probes a file that the job did not",
-                    )
-                )
+                hits.append(file.hit("refuse", node, f"{unparse(node)} reads or probes a file that the job did not"))
         called_at = {id(n.func) for n in file.after.nodes if isinstance(n, ast.Call)}
         for name, reference in file.references():
             loose = isinstance(reference, (ast.Name, ast.Attribute)) and id(reference) not in called_at
             if loose and below(name, READS) and "()" not in name:
-                hits.append(
-                    Hit("refuse", file.path, file.line(reference), f"{name} is passed around under another name")
-                )
+                hits.append(file.hit("refuse", reference, f"{name} is passed around under another name"))
     return hits
 
 

@@ -29,9 +29,7 @@ def check(change: Change) -> list[Hit]:
                 "from_buffer",
                 "from_dlpack",
             ):
-                hits.append(
-                    Hit("refuse", file.path, file.line(node), f"{unparse(node)} shows memory that nothing wrote")
-                )
+                hits.append(file.hit("refuse", node, f"{unparse(node)} shows memory that nothing wrote"))
     return hits
 
 

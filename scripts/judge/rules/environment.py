@@ -1,4 +1,4 @@
-"""The environment is the launcher's: reading it is a way to notice the harness, setting it changes more than the job."""
+"""The environment is the launcher's: who reads it may notice the harness, who sets it changes more than the job."""
 
 from __future__ import annotations
 
@@ -27,35 +27,19 @@ def check(change: Change) -> list[Hit]:
     ):
         variable = _variable_set(file, node)
         if variable is None:
-            hits.append(
-                Hit(
-                    "refuse",
-                    file.path,
-                    file.line(node),
-                    f"{name}: reads the environment, or sets a name that is not constant",
-                )
-            )
+            hits.append(file.hit("refuse", node, f"{name}: reads the environment, or sets a name that is not constant"))
         elif variable in THREADS and not change.allows("threads"):
-            hits.append(
-                Hit("refuse", file.path, file.line(node), f"sets {variable}; the spec owns the number of threads")
-            )
+            hits.append(file.hit("refuse", node, f"sets {variable}; the spec owns the number of threads"))
         elif variable.startswith(("CUDA_VISIBLE", "PARITY", "WHOLEJOB", "PYTHON", "LD_", "HOME", "TMP", "PATH")):
-            hits.append(Hit("refuse", file.path, file.line(node), f"sets {variable}, which the launcher owns"))
+            hits.append(file.hit("refuse", node, f"sets {variable}, which the launcher owns"))
         else:
             action = "refuse" if change.forbids("global_flags") else "side_effect"
-            hits.append(
-                Hit(
-                    action,
-                    file.path,
-                    file.line(node),
-                    f"sets the environment variable {variable} for the whole process",
-                )
-            )
+            hits.append(file.hit(action, node, f"sets the environment variable {variable} for the whole process"))
     return hits
 
 
 def _variable_set(file: FileChange, node: ast.AST) -> str | None:
-    """The variable that `os.environ[X] = ...` or `os.environ.setdefault(X, ...)` sets; None for a read or a built name."""
+    """The variable that `os.environ[X] = ...` or its `setdefault(X, ...)` sets; None for a read or a built name."""
     assert file.after is not None
     parent = file.after.parents.get(node)
     if isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Store):

@@ -13,7 +13,8 @@ HOOKS = ("atexit", "signal", "weakref.finalize", "sys.excepthook", "sys.unraisab
          "threading._shutdown", "sys.exitfunc", "os.register_at_fork", "faulthandler", "gc.callbacks",
          "sys.__excepthook__", "threading._register_atexit")  # fmt: skip
 ENDS = ("os._exit", "os.abort", "sys.exit", "builtins.exit", "builtins.quit", "builtins.SystemExit",
-        "builtins.KeyboardInterrupt", "signal.raise_signal", "builtins.GeneratorExit", "sys.setrecursionlimit")  # fmt: skip
+        "builtins.KeyboardInterrupt", "signal.raise_signal", "builtins.GeneratorExit",
+        "sys.setrecursionlimit")  # fmt: skip
 
 
 def check(change: Change) -> list[Hit]:
@@ -23,15 +24,8 @@ def check(change: Change) -> list[Hit]:
         for node in file.new(ast.FunctionDef):
             if node.name in ("__del__", "__exit__", "__aexit__"):
                 action = "refuse" if node.name == "__del__" else "review"
-                hits.append(
-                    Hit(
-                        action,
-                        file.path,
-                        file.line(node),
-                        f"{node.name} runs code at a moment that the caller does not see",
-                    )
-                )
+                hits.append(file.hit(action, node, f"{node.name} runs code at a moment that the caller does not see"))
         for node in file.new(ast.Raise):
             if isinstance(node.exc, (ast.Name, ast.Call)) and "Exit" in unparse(node):
-                hits.append(Hit("refuse", file.path, file.line(node), f"{unparse(node)} ends the process"))
+                hits.append(file.hit("refuse", node, f"{unparse(node)} ends the process"))
     return hits

@@ -68,9 +68,11 @@ def _handlers(file: FileChange) -> list[Hit]:
                 hits.append(
                     Hit("refuse", file.path, line, f"catches {what} around changed code and goes on; let it fail")
                 )
-    for node in file.new(ast.FunctionDef):
-        if node.name == "__exit__" and any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node)):
-            hits.append(Hit("refuse", file.path, file.line(node), "a context manager that may swallow errors"))
+    hits += [
+        file.hit("refuse", node, "a context manager that may swallow errors")
+        for node in file.new(ast.FunctionDef)
+        if node.name == "__exit__" and any(isinstance(n, ast.Return) and n.value is not None for n in ast.walk(node))
+    ]
     return hits
 
 

@@ -29,9 +29,7 @@ def check(change: Change) -> list[Hit]:
                 and WORDS.search(node.value)
                 and not _docstring(file, node)
             ):
-                hits.append(
-                    Hit("refuse", file.path, file.line(node), f"the text {unparse(node)} reads like a judge's answer")
-                )
+                hits.append(file.hit("refuse", node, f"the text {unparse(node)} reads like a judge's answer"))
     return hits
 
 

@@ -19,8 +19,10 @@ HOOKS = ("torch.optim.optimizer.register_optimizer_step_pre_hook",
          "torch.nn.modules.module._global_forward_hooks", "torch.nn.modules.module._global_forward_pre_hooks",
          "torch.optim.optimizer._global_optimizer_post_hooks", "torch.optim.optimizer._global_optimizer_pre_hooks",
          "torch.utils.data.dataloader._BaseDataLoaderIter")  # fmt: skip
-NAMES = re.compile(r"(?i)(\bparity\b|steps\.jsonl|ledger\.json|coverage\.json|modules\.json|rank\d*\.jsonl|run\.json|wholejob|"
-                   r"_global_(forward|backward|optimizer)\w*hooks|PARITY_\w*|\.snakemake|verdict\.json|race\.parquet)")  # fmt: skip
+NAMES = re.compile(
+    r"(?i)(\bparity\b|steps\.jsonl|ledger\.json|coverage\.json|modules\.json|rank\d*\.jsonl|run\.json|wholejob"
+    r"|_global_(forward|backward|optimizer)\w*hooks|PARITY_\w*|\.snakemake|verdict\.json|race\.parquet)"
+)
 
 
 def check(change: Change) -> list[Hit]:
@@ -36,12 +38,5 @@ def check(change: Change) -> list[Hit]:
                 and NAMES.search(word)
                 and not (file.after and isinstance(file.after.parents.get(node), ast.Expr))
             ):
-                hits.append(
-                    Hit(
-                        "refuse",
-                        file.path,
-                        file.line(node),
-                        f"{unparse(node)} names something of the recorder or the judge",
-                    )
-                )
+                hits.append(file.hit("refuse", node, f"{unparse(node)} names something of the recorder or the judge"))
     return hits

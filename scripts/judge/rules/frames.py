@@ -1,4 +1,4 @@
-"""Code that looks at who called it, how it was started or what else is loaded can behave differently when it is watched."""
+"""Code that looks at who called it, how it was started or what else is loaded can behave better when it is watched."""
 
 from __future__ import annotations
 
@@ -30,17 +30,8 @@ def check(change: Change) -> list[Hit]:
     for file in change.python:
         for node in file.new(ast.Attribute):
             if node.attr in ATTRIBUTES:
-                hits.append(
-                    Hit("refuse", file.path, file.line(node), f".{node.attr} reaches into frames or function objects")
-                )
+                hits.append(file.hit("refuse", node, f".{node.attr} reaches into frames or function objects"))
         for node in file.new(ast.Constant):
             if isinstance(node.value, str) and node.value in ATTRIBUTES:
-                hits.append(
-                    Hit(
-                        "refuse",
-                        file.path,
-                        file.line(node),
-                        f"the string {node.value!r} names a part of a frame or function",
-                    )
-                )
+                hits.append(file.hit("refuse", node, f"the string {node.value!r} names a part of a frame or function"))
     return hits

@@ -11,7 +11,8 @@ NAME = "frozen_parameters"
 WHY = "J6, J9: an optimizer over fewer parameters, or another one, does less"
 
 OPTIMIZERS = re.compile(
-    r"^(SGD|Adam|AdamW|Adamax|Adagrad|Adadelta|RMSprop|NAdam|RAdam|LBFGS|Lion|Muon|Adafactor|LAMB|LARS|Shampoo|SOAP|FusedAdam|Rprop|ASGD|SparseAdam)(8bit|Fused)?$"
+    r"^(SGD|Adam|AdamW|Adamax|Adagrad|Adadelta|RMSprop|NAdam|RAdam|LBFGS|Lion|Muon|Adafactor|LAMB|LARS|Shampoo|SOAP"
+    r"|FusedAdam|Rprop|ASGD|SparseAdam)(8bit|Fused)?$"
 )
 SAME = {"FusedAdam": "AdamW"}  # apex's FusedAdam is AdamW by default
 

@@ -28,14 +28,15 @@ def check(change: Change) -> list[Hit]:
     for file, name, node in change.refer(*FLAGS):
         if below(name, CONTEXTS) or not _changes(file, node):
             continue
-        hits.append(Hit(action, file.path, file.line(node), f"sets {name} for the whole process"))
+        hits.append(file.hit(action, node, f"sets {name} for the whole process"))
     for file in change.python:
         assert file.after is not None
-        for node in file.new(ast.Attribute):
-            if isinstance(node.ctx, ast.Store) and any(
-                below(f"{b}.{node.attr}", FLAGS) for b in file.after.names.resolve(node.value)
-            ):
-                hits.append(Hit(action, file.path, file.line(node), f"sets {unparse(node)} for the whole process"))
+        hits += [
+            file.hit(action, node, f"sets {unparse(node)} for the whole process")
+            for node in file.new(ast.Attribute)
+            if isinstance(node.ctx, ast.Store)
+            and any(below(f"{base}.{node.attr}", FLAGS) for base in file.after.names.resolve(node.value))
+        ]
     return hits
 
 

@@ -32,7 +32,5 @@ def check(change: Change) -> list[Hit]:
                 if (
                     called_name(node) == "cuda" or (target or "").startswith(("cuda", "mps", "xpu", "cpu"))
                 ) and "cuda" not in before:
-                    hits.append(
-                        Hit("refuse", file.path, file.line(node), f"{unparse(node)} moves the work to another device")
-                    )
+                    hits.append(file.hit("refuse", node, f"{unparse(node)} moves the work to another device"))
     return hits

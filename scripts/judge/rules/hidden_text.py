@@ -1,4 +1,4 @@
-"""What a reader sees is what Python reads: no control characters, direction marks, look-alike names, codings or endless lines."""
+"""What a reader sees is what Python reads: no control characters, look-alike names, codings or endless lines."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def check(change: Change) -> list[Hit]:
             word = node.id if isinstance(node, ast.Name) else node.attr
             written = _written(file, node)
             if not word.isascii() or (written is not None and not written.isascii()):
-                hits.append(
-                    Hit("refuse", file.path, file.line(node), f"the name {word} holds letters that look like others")
-                )
+                hits.append(file.hit("refuse", node, f"the name {word} holds letters that look like others"))
     return list(dict.fromkeys(hits))
 
 

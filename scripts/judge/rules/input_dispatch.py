@@ -15,7 +15,8 @@ VALUES = {"max", "min", "sum", "mean", "std", "var", "any", "all", "item", "norm
           "isclose", "isnan", "isfinite", "count_nonzero", "array_equal", "amax", "amin", "median", "is_nonzero",
           "tolist", "hash"}  # fmt: skip
 COUNTERS = re.compile(
-    r"(?i)^(self\.)?_*(step|it|iter|iteration|epoch|i|calls?|count(er)?|n_calls|batch_idx|global_step|step_count|num_calls|tick|n)s?$"
+    r"(?i)^(self\.)?_*(step|it|iter|iteration|epoch|i|calls?|count(er)?|n_calls|batch_idx"
+    r"|global_step|step_count|num_calls|tick|n)s?$"
 )
 
 

@@ -9,7 +9,16 @@ from scripts.judge.change import Change, Function, Hit, own_nodes, parameters, u
 NAME = "inputs_modified"
 WHY = "K13: inputs changed in place make the next computation, or the reference, easier"
 
-HARMLESS = {"append", "extend", "add", "step", "zero_grad", "train", "eval"}
+ASKED = {
+    "y",
+    "targets",
+    "labels",
+    "target",
+    "idx",
+    "inputs",
+    "input",
+    "tokens",
+}  # what the job is asked, not activations
 
 
 def check(change: Change) -> list[Hit]:
@@ -35,17 +44,9 @@ def check(change: Change) -> list[Hit]:
                     target = node.value
                 if id(node) not in new or not isinstance(target, ast.Name) or target.id not in names:
                     continue
-                if stored.get(target.id, 1 << 30) < node.lineno:
+                if stored.get(target.id, 1 << 30) < file.line(node):
                     continue
-                targets = {"y", "targets", "labels", "target", "idx", "x", "inputs", "input", "tokens"}
-                action = (
-                    "refuse"
-                    if target.id in targets
-                    and function.name in ("forward", "loss", "compute_loss")
-                    and target.id != "x"
-                    else "review"
-                )
-                hits.append(
-                    Hit(action, file.path, node.lineno, f"{unparse(node)} changes the argument {target.id} in place")
-                )
+                asked = target.id in ASKED and function.name in ("forward", "loss", "compute_loss")
+                reason = f"{unparse(node)} changes the argument {target.id} in place"
+                hits.append(file.hit("refuse" if asked else "review", node, reason))
     return hits

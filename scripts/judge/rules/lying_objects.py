@@ -49,13 +49,11 @@ def check(change: Change) -> list[Hit]:
                         if names[0].endswith(("builtins.dict", "optim.Optimizer", "optimizer.Optimizer"))
                         else "refuse"
                     )
-                    hits.append(Hit(action, file.path, file.line(node), f"class {node.name} stands in for {names[0]}"))
+                    hits.append(file.hit(action, node, f"class {node.name} stands in for {names[0]}"))
         for node in file.new(ast.FunctionDef):
             if node.name in METHODS:
                 action = "review" if node.name in HONEST else "refuse"
-                hits.append(
-                    Hit(action, file.path, file.line(node), f"{node.name} decides what an object looks like to others")
-                )
+                hits.append(file.hit(action, node, f"{node.name} decides what an object looks like to others"))
         for node in file.new(ast.Call):
             called = file.called(node)
             made = "builtins.type" in called and len(node.args) == 3
@@ -64,12 +62,5 @@ def check(change: Change) -> list[Hit]:
                 or any(below(n, FACTORIES[:-1]) for n in called)
                 or (isinstance(node.func, ast.Attribute) and node.func.attr in ("as_subclass", "_make_subclass"))
             ):
-                hits.append(
-                    Hit(
-                        "refuse",
-                        file.path,
-                        file.line(node),
-                        f"{unparse(node)} makes a class or an object of another class",
-                    )
-                )
+                hits.append(file.hit("refuse", node, f"{unparse(node)} makes a class or an object of another class"))
     return hits

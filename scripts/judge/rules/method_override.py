@@ -32,7 +32,7 @@ def check(change: Change) -> list[Hit]:
                 "__dict__",
                 "__globals__",
             ):
-                hits.append(Hit("refuse", file.path, file.line(node), f"assigns {unparse(node)}"))
+                hits.append(file.hit("refuse", node, f"assigns {unparse(node)}"))
             elif node.attr in METHODS:
                 own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
                 if own and node.attr not in ("forward", "backward", "__call__"):
@@ -40,9 +40,9 @@ def check(change: Change) -> list[Hit]:
                 parent = file.after.parents.get(node)
                 value = parent.value if isinstance(parent, ast.Assign) else None
                 if isinstance(value, ast.Call) and any(below(n, HONEST) for n in file.called(value)):
-                    hits.append(Hit("review", file.path, file.line(node), f"{unparse(node)} is compiled in place"))
+                    hits.append(file.hit("review", node, f"{unparse(node)} is compiled in place"))
                 else:
-                    hits.append(Hit("refuse", file.path, file.line(node), f"replaces the method {unparse(node)}"))
+                    hits.append(file.hit("refuse", node, f"replaces the method {unparse(node)}"))
         for node in file.new(ast.Call):
             if (
                 "builtins.setattr" in file.called(node)
@@ -50,13 +50,11 @@ def check(change: Change) -> list[Hit]:
                 and isinstance(node.args[1], ast.Constant)
             ):
                 if node.args[1].value in METHODS or str(node.args[1].value).startswith("__"):
-                    hits.append(Hit("refuse", file.path, file.line(node), f"{unparse(node)} replaces a method"))
+                    hits.append(file.hit("refuse", node, f"{unparse(node)} replaces a method"))
             elif isinstance(node.func, ast.Attribute) and node.func.attr in (
                 "__setattr__",
                 "__delattr__",
                 "__setitem__",
             ):
-                hits.append(
-                    Hit("refuse", file.path, file.line(node), f"{unparse(node)} goes around an ordinary assignment")
-                )
+                hits.append(file.hit("refuse", node, f"{unparse(node)} goes around an ordinary assignment"))
     return hits

@@ -1,4 +1,4 @@
-"""Native code runs below every Python rule: foreign functions and raw memory never, compiled sources only as a kernel."""
+"""Native code runs below every Python rule: no foreign functions or raw memory, compiled sources only as a kernel."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NEVER = ("ctypes", "cffi", "mmap", "torch._C._cuda_getCurrentRawStream", "torch.
 COMPILES = ("torch.utils.cpp_extension", "cupy.RawKernel", "cupy.RawModule", "pycuda", "torch.cuda._compile_kernel")
 # Words of C and C++ that a kernel has no use for.
 SYSTEM = re.compile(
-    r"\b(system|popen|fork|vfork|execv?p?e?|getenv|setenv|dlopen|dlsym|pthread_\w+|std::thread|std::async|clock_gettime|gettimeofday|"
-    r"std::chrono|socket|connect|fopen|ofstream|ifstream|mmap|syscall|ptrace|signal|atexit|usleep|sleep|nanosleep|_exit|PyRun_\w+|"
-    r"Py_BytesMain|cudaDeviceSetLimit|cudaCtxResetPersistingL2Cache|cudaStreamSetAttribute|LD_PRELOAD|asm\s+volatile)\b"
+    r"\b(system|popen|fork|vfork|execv?p?e?|getenv|setenv|dlopen|dlsym|pthread_\w+|std::thread|std::async|clock_gettime"
+    r"|gettimeofday|std::chrono|socket|connect|fopen|ofstream|ifstream|mmap|syscall|ptrace|signal|atexit|usleep|sleep|nanosleep|_exit"
+    r"|PyRun_\w+|Py_BytesMain|cudaDeviceSetLimit|cudaCtxResetPersistingL2Cache|cudaStreamSetAttribute|LD_PRELOAD|asm\s+volatile)\b"
 )
 SOURCES = (".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".hip", ".metal", ".ptx", ".pyx", ".pxd")
 
@@ -47,8 +47,8 @@ def check(change: Change) -> list[Hit]:
             ):
                 found = SYSTEM.search(node.value)
                 if found:
-                    hits.append(Hit("refuse", file.path, file.line(node), f"native source in a string uses {found[0]}"))
+                    hits.append(file.hit("refuse", node, f"native source in a string uses {found[0]}"))
         for node in file.new(ast.Attribute):
             if node.attr in ("__cuda_array_interface__", "__array_interface__", "_cdata", "__dlpack__"):
-                hits.append(Hit("refuse", file.path, file.line(node), f"{unparse(node)} hands out raw memory"))
+                hits.append(file.hit("refuse", node, f"{unparse(node)} hands out raw memory"))
     return hits

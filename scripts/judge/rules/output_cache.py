@@ -36,28 +36,16 @@ def check(change: Change) -> list[Hit]:
 
 def _identities(file: FileChange) -> list[Hit]:
     hits = [
-        Hit(
-            "refuse",
-            file.path,
-            file.line(node),
-            f"{unparse(node)}: an address or version says nothing about the content",
-        )
+        file.hit("refuse", node, f"{unparse(node)}: an address or version says nothing about the content")
         for node in file.new(ast.Attribute)
         if node.attr in IDENTITIES
     ]
     for node in file.new(ast.Call):
         names = file.called(node) & {"builtins.id", "builtins.hash", "torch.hash_tensor"}
         if names:
-            hits.append(
-                Hit(
-                    "refuse",
-                    file.path,
-                    file.line(node),
-                    f"{unparse(node)}: an identity or hash stands in for the content",
-                )
-            )
+            hits.append(file.hit("refuse", node, f"{unparse(node)}: an identity or hash stands in for the content"))
     hits += [
-        Hit("refuse", file.path, file.line(node), f"{unparse(node)} compares objects by identity")
+        file.hit("refuse", node, f"{unparse(node)} compares objects by identity")
         for node in file.new(ast.Compare)
         if any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
         and not any(isinstance(side, ast.Constant) for side in [node.left, *node.comparators])
@@ -77,28 +65,18 @@ def _memos(file: FileChange) -> list[Hit]:
             continue
         works = any(isinstance(n, ast.Call) and called_name(n) in {"backward", "step", "item"} for n in ast.walk(node))
         if node.name in HOT or works or any(word in node.name for word in ("evaluat", "valid", "loss")):
-            hits.append(
-                Hit(
-                    "refuse",
-                    file.path,
-                    file.line(node),
-                    f"remembers the results of {node.name}, which does the job's work",
-                )
-            )
+            hits.append(file.hit("refuse", node, f"remembers the results of {node.name}, which does the job's work"))
         else:
             hits.append(
-                Hit(
-                    "review",
-                    file.path,
-                    file.line(node),
-                    f"remembers the results of {node.name}; its arguments must be sizes or constants",
+                file.hit(
+                    "review", node, f"remembers the results of {node.name}; its arguments must be sizes or constants"
                 )
             )
-    for node in file.new(ast.Call):
-        if any(below(name, MEMOS) for name in file.called(node)) and not _decorates(file, node):
-            hits.append(
-                Hit("refuse", file.path, file.line(node), f"{unparse(node)} remembers the results of a function")
-            )
+    hits += [
+        file.hit("refuse", node, f"{unparse(node)} remembers the results of a function")
+        for node in file.new(ast.Call)
+        if any(below(name, MEMOS) for name in file.called(node)) and not _decorates(file, node)
+    ]
     return hits
 
 
@@ -116,9 +94,7 @@ def _dictionaries(file: FileChange) -> list[Hit]:
                 looked_up = node.left
             if looked_up is None or not _from_data(looked_up, keys) or not _is_new(file, function):
                 continue
-            hits.append(
-                Hit("refuse", file.path, file.line(node), f"{unparse(node)}: a lookup by a fingerprint of the data")
-            )
+            hits.append(file.hit("refuse", node, f"{unparse(node)}: a lookup by a fingerprint of the data"))
     return hits
 
 

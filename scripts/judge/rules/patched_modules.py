@@ -1,4 +1,4 @@
-"""Nothing outside the job's own code may be replaced: no patched torch, timers, random generators, builtins or modules."""
+"""Nothing outside the job's own code may be replaced: no patched torch, timers, generators, builtins or modules."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _stores(file: FileChange) -> Iterator[Hit]:
             foreign = [n for n in foreign if n.endswith("__dict__") or below(n, spaces)]
             foreign += [n for n in whole if n in ("builtins.globals()", "builtins.vars()")]
         if foreign:
-            yield Hit("refuse", file.path, file.line(node), f"assigns to {foreign[0]}, which is not the job's own")
+            yield file.hit("refuse", node, f"assigns to {foreign[0]}, which is not the job's own")
 
 
 def _setters(file: FileChange) -> Iterator[Hit]:
@@ -55,7 +55,7 @@ def _setters(file: FileChange) -> Iterator[Hit]:
         if called & {"builtins.setattr", "builtins.delattr"} and node.args:
             targets = [n for n in file.after.names.resolve(node.args[0]) if "()" not in n and not below(n, SETTINGS)]
             if targets:
-                yield Hit("refuse", file.path, file.line(node), f"{unparse(node)} changes {targets[0]}")
+                yield file.hit("refuse", node, f"{unparse(node)} changes {targets[0]}")
         elif isinstance(node.func, ast.Attribute) and node.func.attr in (
             "update",
             "setdefault",
@@ -67,9 +67,7 @@ def _setters(file: FileChange) -> Iterator[Hit]:
                 n for n in file.after.names.resolve(node.func.value) if n.endswith("__dict__") or n == "sys.modules"
             ]
             if spaces or any(n.startswith("builtins.globals()") for n in file.after.names.resolve(node.func.value)):
-                yield Hit(
-                    "refuse", file.path, file.line(node), f"{unparse(node)} changes the names of a module or class"
-                )
+                yield file.hit("refuse", node, f"{unparse(node)} changes the names of a module or class")
 
 
 def _rebound(file: FileChange) -> Iterator[Hit]:
@@ -85,9 +83,9 @@ def _rebound(file: FileChange) -> Iterator[Hit]:
         if method or (name not in modules and name not in MEANINGFUL & BUILTINS):
             continue
         if isinstance(node, ast.Name) and file.after.enclosing(node) and name not in modules:
-            yield Hit("review", file.path, file.line(node), f"a local variable hides the builtin {name}")
+            yield file.hit("review", node, f"a local variable hides the builtin {name}")
         else:
-            yield Hit("refuse", file.path, file.line(node), f"gives the name {name} another meaning")
+            yield file.hit("refuse", node, f"gives the name {name} another meaning")
 
 
 def _is_import(file: FileChange, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Lower precision is sometimes right and never silent: it is marked for review, and quantised or replaced models are refused."""
+"""Lower precision is sometimes right and never silent: it is marked for review; quantised models are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ LOWER = ("torch.autocast", "torch.amp", "torch.cuda.amp", "torch.cpu.amp", "torc
          "torch.bfloat16", "torch.backends.cuda.matmul.allow_tf32", "torch.backends.cudnn.allow_tf32",
          "torch.set_float32_matmul_precision", "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
          "torch.set_default_dtype", "numpy.float16",
-         "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction", "torch.float32", "torch.float")  # fmt: skip
+         "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction", "torch.float32",
+         "torch.float")  # fmt: skip
 QUANTISED = ("torch.ao.quantization", "torch.quantization", "torch.quantize_per_tensor", "torch.quantize_per_channel",
              "torch.qint8", "torch.float8_e4m3fn", "torch.float8_e5m2", "torch._int_mm", "torch._scaled_mm",
              "bitsandbytes", "torchao", "torch.nn.quantized", "torch.nn.utils.prune",
@@ -22,8 +23,7 @@ QUANTISED = ("torch.ao.quantization", "torch.quantization", "torch.quantize_per_
 
 
 def check(change: Change) -> list[Hit]:
-    leave = "review" if change.allows("quantisation") else "refuse"
-    hits = change.refuse_references("{name} quantises, prunes or approximates the model", *QUANTISED, action=leave)
+    hits = change.refuse_references("{name} quantises, prunes or approximates the model", *QUANTISED)
     hits += change.refuse_references(
         "{name} changes the number format; parity decides whether the values still agree", *LOWER, action="review"
     )
@@ -34,5 +34,5 @@ def check(change: Change) -> list[Hit]:
                 and node.func.attr in ("half", "bfloat16", "char", "to_sparse")
                 and not node.args
             ):
-                hits.append(Hit("review", file.path, file.line(node), f"{unparse(node)} changes the number format"))
+                hits.append(file.hit("review", node, f"{unparse(node)} changes the number format"))
     return hits

@@ -29,6 +29,6 @@ def check(change: Change) -> list[Hit]:
     for file in change.python:
         for node in file.new(ast.keyword):
             if node.arg == "num_workers" and not (isinstance(node.value, ast.Constant) and node.value.value == 0):
-                text = f"loader workers ({unparse(node)}) are processes of their own; their CPU time is counted with the job's"
-                hits.append(Hit("side_effect", file.path, file.line(node), text))
+                text = f"loader workers ({unparse(node)}) are processes; their CPU time counts with the job's"
+                hits.append(file.hit("side_effect", node, text))
     return hits

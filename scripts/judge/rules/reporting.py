@@ -15,13 +15,15 @@ from scripts.judge.change import Change, Hit, Module, Site, called_name, dotted,
 NAME = "reporting"
 WHY = "J5, J13, J44: a job that does not evaluate, save or log is another job"
 
-EVALUATES = re.compile(r"(?i)^(_?(run_|do_)?(eval|evaluate|evaluation|validate|validation|test_epoch|validation_step|eval_step|estimate_loss)(_\w+)?"
+EVALUATES = re.compile(r"(?i)^(_?(run_|do_)?(eval|evaluate|evaluation|validate|validation|test_epoch|validation_step"
+                       r"|eval_step|estimate_loss)(_\w+)?"
                        r"|\w+_(eval|evaluate|validate|validation))$")  # fmt: skip
 SAVES = re.compile(
     r"(?i)^(save\w*|\w*_save|\w*checkpoint\w*|dump|savez\w*|save_file|save_pretrained|to_csv|to_parquet)$"
 )
 LOGS = re.compile(
-    r"(?i)^(print|log|log_\w+|info|warning|add_scalar\w*|add_histogram|writerow|writerows|report\w*|emit|record_metric\w*|write|track|writeheader)$"
+    r"(?i)^(print|log|log_\w+|info|warning|add_scalar\w*|add_histogram|writerow|writerows|report\w*|emit"
+    r"|record_metric\w*|write|track|writeheader)$"
 )
 
 

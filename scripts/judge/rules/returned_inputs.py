@@ -25,7 +25,7 @@ def check(change: Change) -> list[Hit]:
         for node in file.new(ast.Lambda):
             args = {a.arg for a in node.args.args}
             if args and isinstance(node.body, ast.Name) and node.body.id in args and not _key(file, node):
-                hits.append(Hit("refuse", file.path, file.line(node), f"{unparse(node)} returns its input"))
+                hits.append(file.hit("refuse", node, f"{unparse(node)} returns its input"))
     return hits
 
 

@@ -42,7 +42,7 @@ def check(change: Change) -> list[Hit]:
             and file.after
             and not isinstance(file.after.parents.get(node), ast.Call)
         ):
-            hits.append(Hit("refuse", file.path, file.line(node), f"{name} under another name"))
+            hits.append(file.hit("refuse", node, f"{name} under another name"))
     return hits
 
 

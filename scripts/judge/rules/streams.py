@@ -26,11 +26,9 @@ def check(change: Change) -> list[Hit]:
         assert file.after is not None
         waits = {called_name(n) for n in file.after.nodes if isinstance(n, ast.Call)} & WAITS
         if waits:
-            hits.append(Hit("review", file.path, file.line(node), f"{name}, joined by {', '.join(sorted(waits))}"))
+            hits.append(file.hit("review", node, f"{name}, joined by {', '.join(sorted(waits))}"))
         else:
-            hits.append(
-                Hit("refuse", file.path, file.line(node), f"{name} without wait_stream, wait_event or synchronize")
-            )
+            hits.append(file.hit("refuse", node, f"{name} without wait_stream, wait_event or synchronize"))
     for file in change.both:
         assert file.before is not None and file.after is not None
         count = [len(m.sites(lambda c: called_name(c) in WAITS)) for m in (file.before, file.after)]

@@ -1,4 +1,4 @@
-"""Parts of tensors, layers and texts with literal or divided bounds may be less work; a reader looks, and parity decides."""
+"""Parts of tensors, layers and texts by literal bounds may be less work; a reader looks, and parity decides."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(change: Change) -> list[Hit]:
                 )
                 for n in file.called(node)
             ):
-                hits.append(Hit("review", file.path, file.line(node), f"{unparse(node)} recomputes or resamples"))
+                hits.append(file.hit("review", node, f"{unparse(node)} recomputes or resamples"))
     return hits
 
 

@@ -21,9 +21,7 @@ def check(change: Change) -> list[Hit]:
     for file, name, node in change.refer(*STARTS):
         if name.startswith("concurrent.futures.process") or name.endswith("ProcessPoolExecutor"):
             continue  # the rule processes has it
-        hits.append(
-            Hit(action, file.path, file.line(node), f"{name} starts threads; the contract must allow `threads`")
-        )
+        hits.append(file.hit(action, node, f"{name} starts threads; the contract must allow `threads`"))
     return hits + change.refuse_references(
         "{name} changes how many threads the job uses; the contract must allow `threads`", *SETS, action=action
     )

@@ -22,12 +22,12 @@ def check(change: Change) -> list[Hit]:
         assert file.after is not None
         conditions = (ast.If, ast.While, ast.IfExp, ast.Compare, ast.Assert)
         if name == "time.*" or any(isinstance(parent, conditions) for parent in file.after.above(node)):
-            hits.append(Hit("refuse", file.path, file.line(node), f"a decision depends on {name}"))
+            hits.append(file.hit("refuse", node, f"a decision depends on {name}"))
         else:
-            hits.append(Hit("review", file.path, file.line(node), f"reads a clock: {name}"))
+            hits.append(file.hit("review", node, f"reads a clock: {name}"))
     for file in change.python:
         hits += [
-            Hit("refuse", file.path, file.line(node), f"class {node.name} stands in for a clock: {unparse(base)}")
+            file.hit("refuse", node, f"class {node.name} stands in for a clock: {unparse(base)}")
             for node in file.new(ast.ClassDef)
             for base in node.bases
             if file.after and any(n.endswith(("cuda.Event", "cuda.Stream")) for n in file.after.names.resolve(base))

@@ -12,7 +12,8 @@ WHY = "J6, J27, J45: evaluation mode, no dropout and frozen layers are faster an
 
 STOCHASTIC = {"Dropout", "dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "DropPath", "drop_path",
               "alpha_dropout", "feature_dropout", "RandomHorizontalFlip", "RandomResizedCrop", "RandomCrop",
-              "ColorJitter", "RandAugment", "Mixup", "StochasticDepth", "dropout_p", "attn_dropout", "resid_dropout"}  # fmt: skip
+              "ColorJitter", "RandAugment", "Mixup", "StochasticDepth", "dropout_p", "attn_dropout",
+              "resid_dropout"}  # fmt: skip
 NO_GRADIENTS = (
     "torch.no_grad",
     "torch.inference_mode",
@@ -68,7 +69,7 @@ def _without_gradients(file: FileChange) -> list[Hit]:
             and off
             and isinstance(file.after.parents.get(node), ast.Expr)
         ):
-            hits.append(Hit("refuse", file.path, file.line(node), "switches gradients off for everything that follows"))
+            hits.append(file.hit("refuse", node, "switches gradients off for everything that follows"))
     return hits
 
 
@@ -89,23 +90,21 @@ def _frozen(file: FileChange) -> list[Hit]:
             isinstance(a, ast.Constant) and a.value is False for a in [*node.args, *(k.value for k in node.keywords)]
         )
         if name == "requires_grad_" and off:
-            hits.append(Hit("refuse", file.path, file.line(node), f"{unparse(node)} freezes parameters"))
+            hits.append(file.hit("refuse", node, f"{unparse(node)} freezes parameters"))
         elif name == "detach" and _in_forward(file, node):
-            hits.append(
-                Hit("refuse", file.path, file.line(node), f"{unparse(node)} cuts the graph inside a forward pass")
-            )
+            hits.append(file.hit("refuse", node, f"{unparse(node)} cuts the graph inside a forward pass"))
         elif name in (
             "register_hook",
             "register_full_backward_hook",
             "register_backward_hook",
             "register_post_accumulate_grad_hook",
         ):
-            hits.append(Hit("review", file.path, file.line(node), f"{unparse(node)} changes gradients on the way"))
+            hits.append(file.hit("review", node, f"{unparse(node)} changes gradients on the way"))
     for node in file.new(ast.Attribute):
         if node.attr == "requires_grad" and isinstance(node.ctx, ast.Store):
-            hits.append(Hit("refuse", file.path, file.line(node), f"assigns {unparse(node)}"))
+            hits.append(file.hit("refuse", node, f"assigns {unparse(node)}"))
         elif node.attr in ("grad", "data") and isinstance(node.ctx, ast.Store) and not _none(file, node):
-            hits.append(Hit("review", file.path, file.line(node), f"assigns {unparse(node)}"))
+            hits.append(file.hit("review", node, f"assigns {unparse(node)}"))
         elif (
             node.attr == "data"
             and isinstance(node.ctx, ast.Load)
@@ -113,9 +112,7 @@ def _frozen(file: FileChange) -> list[Hit]:
             and isinstance(node.value, ast.Name)
             and node.value.id != "self"
         ):
-            hits.append(
-                Hit("refuse", file.path, file.line(node), f"{unparse(node)} cuts the graph inside a forward pass")
-            )
+            hits.append(file.hit("refuse", node, f"{unparse(node)} cuts the graph inside a forward pass"))
     return hits
 
 
@@ -157,14 +154,13 @@ def _modes(file: FileChange) -> list[Hit]:
         hits.append(
             Hit("refuse", file.path, None, f"{count['before']['eval']} calls of .eval(), {count['after']['eval']} now")
         )
-    for node in file.new(ast.Attribute):
-        if node.attr == "training" and isinstance(node.ctx, ast.Store):
-            hits.append(Hit("refuse", file.path, file.line(node), f"assigns {unparse(node)}"))
+    stored = [n for n in file.new(ast.Attribute) if n.attr == "training" and isinstance(n.ctx, ast.Store)]
+    hits += [file.hit("refuse", node, f"assigns {unparse(node)}") for node in stored]
     return hits
 
 
 def _dropout(change: Change) -> list[Hit]:
-    """Fewer random layers used, counted by use: constructors alone train nothing. A fused call with `dropout_p=` counts."""
+    """Fewer random layers used, counted by call; a fused call with `dropout_p=` counts."""
     before = after = 0
     for file in change.files:
         before += len(_random(file.before.text)) if file.before else 0

@@ -26,7 +26,7 @@ def check(change: Change) -> list[Hit]:
             if isinstance(file.after.parents.get(node), ast.ClassDef) or node.name in live:
                 continue
             kernel = _is_kernel(file, node)
-            if kernel and not _wholly_new(change, file, node):
+            if kernel and not _wholly_new(file, node):
                 continue
             text = f"the {'kernel' if kernel else 'definition'} {node.name} is reached from nowhere"
             hits.append(Hit("refuse" if kernel else "review", file.path, node.lineno, text))
@@ -96,7 +96,7 @@ def _is_kernel(file: FileChange, node: ast.AST) -> bool:
     )
 
 
-def _wholly_new(change: Change, file: FileChange, node: ast.AST) -> bool:
+def _wholly_new(file: FileChange, node: Any) -> bool:
     return file.before is None or not any(
         isinstance(n, (*Function, ast.ClassDef)) and n.name == node.name
         for n in file.before.nodes  # type: ignore[attr-defined]
@@ -110,7 +110,7 @@ def _dead_branches(file: FileChange) -> list[Hit]:
         if isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and node.test.value:
             continue
         if isinstance(node.test, ast.Constant) or _never(node.test):
-            hits.append(Hit("refuse", file.path, file.line(node), f"a branch on the constant {ast.unparse(node.test)}"))
+            hits.append(file.hit("refuse", node, f"a branch on the constant {ast.unparse(node.test)}"))
     return hits
 
 
@@ -138,7 +138,8 @@ def _never(test: ast.expr) -> bool:
 
 def _holds(op: ast.cmpop, one: Any, other: Any) -> bool:
     """A comparison of two constants; one that raises never holds."""
-    known = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    known = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+             ast.Gt: operator.gt,             ast.GtE: operator.ge,
              ast.Is: operator.is_, ast.IsNot: operator.is_not}  # fmt: skip
     compare = known.get(type(op))
     try:
@@ -154,7 +155,11 @@ def _all_dead(change: Change, live: set[str]) -> list[Hit]:
         assert file.after is not None
         new = {n.lineno: n for n in file.after.nodes if isinstance(n, (*Function, ast.ClassDef)) and n.name not in live}
         spans = [range(n.lineno - len(n.decorator_list), (n.end_lineno or n.lineno) + 1) for n in new.values()]
-        spans += [range(n.lineno, (n.end_lineno or n.lineno) + 1) for n in file.after.nodes if _unread(change, file, n)]
+        spans += [
+            range(n.lineno, (n.end_lineno or n.lineno) + 1)
+            for n in file.after.nodes
+            if isinstance(n, ast.stmt) and _unread(change, file, n)
+        ]
         for number, text in file.patch.added.items():
             code = (
                 text.strip()
@@ -170,15 +175,21 @@ def _all_dead(change: Change, live: set[str]) -> list[Hit]:
     return []
 
 
-def _unread(change: Change, file: FileChange, node: ast.AST) -> bool:
+def _unread(change: Change, file: FileChange, node: Any) -> bool:
     """A new field, constant or attribute whose name stands nowhere else in the tree."""
     assert file.after is not None
     if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.lineno not in file.added:
         return False
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    names = [t.attr if isinstance(t, ast.Attribute) else t.id for t in targets if isinstance(t, (ast.Name, ast.Attribute))]
+    names = [
+        t.attr if isinstance(t, ast.Attribute) else t.id for t in targets if isinstance(t, (ast.Name, ast.Attribute))
+    ]
     calls = node.value is not None and any(isinstance(n, (ast.Call, ast.Await)) for n in ast.walk(node.value))
-    if calls or len(names) != len(targets) or any(below(b, ("torch",)) for t in targets for b in file.after.names.resolve(t)):
+    if (
+        calls
+        or len(names) != len(targets)
+        or any(below(b, ("torch",)) for t in targets for b in file.after.names.resolve(t))
+    ):
         return False
     return all(sum(len(re.findall(rf"\b{name}\b", text)) for text in change.tree.values()) == 1 for name in names)
 

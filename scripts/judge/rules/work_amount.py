@@ -13,15 +13,17 @@ NAME = "work_amount"
 WHY = "J1, J2, J3, J5, J9, J28: less work is faster and is not the same job"
 
 SETTINGS = re.compile(
-    r"(?i)(^|_|-)(steps?|epochs?|iters?|iterations|batch(_?size)?|block(_?size)?|seq(_?len)?|length|layers?|n_layer|heads?|n_head|embd|hidden|width|depth|"
-    r"vocab|dropout|drop|lr|learning_rate|betas?|weight_decay|eps|momentum|warmup|accum\w*|eval\w*|val\w*|log\w*|save\w*|ckpt\w*|checkpoint\w*|interval|"
-    r"every|freq\w*|patience|subset|fraction|split|samples?|max_\w+|num_\w+|min_\w+|clip\w*|temperature|top_k|top_p|tokens?|resolution|imgsz|img_size|"
-    r"drop_last|shuffle|size|dim|channels|kernel_size|stride|padding|bias|amsgrad|maximize|nesterov|label_smoothing|ignore_index|reduction|"
-    r"retain_graph|scale|gamma|beams?|bits|rank|alpha)(_|-|$)"
+    r"(?i)(^|_|-)(steps?|epochs?|iters?|iterations|batch(_?size)?|block(_?size)?|seq(_?len)?|length|layers?|n_layer|heads?|n_head|embd"
+    r"|hidden|width|depth|vocab|dropout|drop|lr|learning_rate|betas?|weight_decay|eps|momentum|warmup|accum\w*|eval\w*|val\w*|log\w*|save\w*|ckpt\w*"
+    r"|checkpoint\w*|interval|every|freq\w*|patience|subset|fraction|split|samples?|max_\w+|num_\w+|min_\w+|clip\w*|temperature|top_k|top_p|tokens?"
+    r"|resolution|imgsz|img_size|drop_last|shuffle|size|dim|channels|kernel_size|stride|padding|bias|amsgrad|maximize|nesterov"
+    r"|label_smoothing|ignore_index|reduction|retain_graph|scale|gamma|beams?|bits|rank|alpha)(_|-|$)"
 )
 NOT_WORK = {"num_workers", "max_split_size_mb", "num_warps", "num_stages", "max_autotune", "log_file", "split_size",
             "block_m", "block_n", "block_k", "num_threads", "eval_mode", "is_causal", "dim", "scale", "size",
             "dropout_p", "drop_rate_mask", "max_norm_device"}  # fmt: skip
+
+PARSED = {"args", "config", "cfg", "opt", "opts", "hparams"}
 
 
 def check(change: Change) -> list[Hit]:
@@ -45,9 +47,8 @@ def check(change: Change) -> list[Hit]:
                 None,
             )
             hits.append(Hit("refuse", file.path, line, f"{label.rpartition(':')[2]} was {old} and is {value}"))
-        for label in sorted(labels):
-            if label.startswith("option:") and not any(name == label for name, _ in after):
-                hits.append(Hit("refuse", file.path, None, f"the option {label[7:]} is gone"))
+        gone_options = sorted(label for label in labels - {name for name, _ in after} if label.startswith("option:"))
+        hits += [Hit("refuse", file.path, None, f"the option {label[7:]} is gone") for label in gone_options]
         hits += _fewer_blocks(file)
     for file in change.files:
         if file.after is None and file.path.endswith((".yaml", ".yml", ".json", ".toml", ".cfg", ".ini")):
@@ -112,15 +113,10 @@ def _simple(node: ast.expr) -> bool:
 
 
 def _fewer_blocks(file) -> list[Hit]:  # type: ignore[no-untyped-def]
-    """New assignments to parsed options or configuration (`args.steps = ...`), and options replaced where they were used."""
+    """New assignments to parsed options (`args.steps = ...`), and options changed where they are used."""
     hits = []
-    for node in file.new(ast.Attribute):
-        if (
-            isinstance(node.ctx, ast.Store)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in ("args", "config", "cfg", "opt", "opts", "hparams")
-        ):
-            hits.append(Hit("refuse", file.path, file.line(node), f"overwrites the setting {unparse(node)}"))
+    stored = [n for n in file.new(ast.Attribute) if isinstance(n.ctx, ast.Store) and isinstance(n.value, ast.Name)]
+    hits += [file.hit("refuse", n, f"overwrites the setting {unparse(n)}") for n in stored if n.value.id in PARSED]
     for node in file.new(ast.BinOp):
         operand = next(
             (
@@ -133,13 +129,11 @@ def _fewer_blocks(file) -> list[Hit]:  # type: ignore[no-untyped-def]
         if operand and isinstance(node.op, (ast.FloorDiv, ast.Div, ast.Mult, ast.Sub, ast.RShift, ast.Mod, ast.BitAnd)):
             new = not any(unparse(n) == unparse(node) for n in file.before.nodes if isinstance(n, ast.BinOp))
             if new and not _even_split(node):
-                hits.append(
-                    Hit("refuse", file.path, file.line(node), f"{unparse(node)} changes a setting where it is used")
-                )
+                hits.append(file.hit("refuse", node, f"{unparse(node)} changes a setting where it is used"))
     for node in file.new(ast.Call):
         options = [unparse(a) for a in node.args if unparse(a).startswith(("args.", "cfg."))]
         if options and getattr(node.func, "id", "") in ("min", "max", "int", "round"):
-            hits.append(Hit("refuse", file.path, file.line(node), f"{unparse(node)} bounds a setting where it is used"))
+            hits.append(file.hit("refuse", node, f"{unparse(node)} bounds a setting where it is used"))
     return hits
 
 
