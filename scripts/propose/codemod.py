@@ -275,43 +275,43 @@ def positional(node: cst.Call) -> list[cst.BaseExpression]:
 
 
 def with_keyword(node: cst.Call, name: str, value: str) -> cst.Call:
-    """The call with `name=value` set, in the formatting that its argument list has."""
+    """The call with `name=value` set, in the formatting that its argument list has; comments stay with their arguments."""
     expression = cst.parse_expression(value)
-    for index, argument in enumerate(node.args):
+    arguments = list(node.args)
+    for index, argument in enumerate(arguments):
         if argument.keyword is not None and argument.keyword.value == name:
-            arguments = list(node.args)
             arguments[index] = argument.with_changes(value=expression)
             return node.with_changes(args=arguments)
-    arguments = list(node.args)
     new = cst.Arg(keyword=cst.Name(name), value=expression, equal=_EQUAL)
-    at = len(arguments)
-    if arguments and arguments[-1].star == "**":
-        at -= 1
-    if at == len(arguments) and arguments:
-        last = arguments[-1]
-        # One argument a line: the last comma carries the line break, and the new argument takes its place.
-        separator = arguments[-2].comma if len(arguments) > 1 else _COMMA
-        new = new.with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
-        if isinstance(separator, cst.MaybeSentinel):
-            separator = _COMMA
-        arguments[-1] = last.with_changes(
-            comma=separator if len(arguments) > 1 or isinstance(last.comma, cst.MaybeSentinel) else _COMMA,
-            whitespace_after_arg=cst.SimpleWhitespace(""),
-        )
-        if (
-            len(node.args) == 1
-            and isinstance(last.comma, cst.Comma)
-            and not isinstance(node.whitespace_before_args, cst.SimpleWhitespace)
-        ) or (
-            len(node.args) == 1
-            and not isinstance(last.comma, cst.Comma)
-            and not isinstance(node.whitespace_before_args, cst.SimpleWhitespace)
-        ):
-            arguments[-1] = arguments[-1].with_changes(comma=cst.Comma(whitespace_after=node.whitespace_before_args))
-    elif arguments:
-        new = new.with_changes(comma=_COMMA)
-    arguments.insert(at, new)
-    return node.with_changes(args=arguments)
+    if not arguments:
+        return node.with_changes(args=[new])
+    if arguments[-1].star == "**":
+        arguments.insert(-1, new.with_changes(comma=_COMMA))
+        return node.with_changes(args=arguments)
+    last = arguments[-1]
+    trailing = isinstance(last.comma, cst.Comma)
+    between = arguments[-2].comma.whitespace_after if len(arguments) > 1 else node.whitespace_before_args
+    comment = last.comma.whitespace_after if trailing else last.whitespace_after_arg
+    arguments[-1] = last.with_changes(
+        comma=cst.Comma(whitespace_after=_broken(between, comment)), whitespace_after_arg=cst.SimpleWhitespace("")
+    )
+    end = _without_comment(comment)
+    new = new.with_changes(comma=cst.Comma(whitespace_after=end)) if trailing else new.with_changes(whitespace_after_arg=end)
+    return node.with_changes(args=[*arguments, new])
+
+
+def _broken(between: Any, comment: Any) -> Any:
+    """White space as between two arguments, with the comment that stood behind the last one."""
+    if not isinstance(between, cst.ParenthesizedWhitespace):
+        return cst.SimpleWhitespace(" ")
+    first = comment.first_line if isinstance(comment, cst.ParenthesizedWhitespace) else cst.TrailingWhitespace()
+    return between.with_changes(first_line=first, empty_lines=[])
+
+
+def _without_comment(space: Any) -> Any:
+    if not isinstance(space, cst.ParenthesizedWhitespace):
+        return space
+    return space.with_changes(first_line=cst.TrailingWhitespace(newline=space.first_line.newline), empty_lines=[])
 
 
 def without_keyword(node: cst.Call, name: str) -> cst.Call:

@@ -57,7 +57,8 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
                 for index in range(len(block)):
                     if not any(part in changes for part in block[max(0, index - 1) : index + 5]):
                         changes |= change(file, block, index)
-        inside = {id(part) for node in changes for part in walk(node)}
+        # A change that is a function keeps the changes inside its node; any other replaces them.
+        inside = {id(part) for node, change in changes.items() if not callable(change) for part in walk(node)}
         for node in walk(file.module):
             if id(node) not in inside:
                 changes |= _comprehension(file, node)

@@ -599,7 +599,7 @@ def _changes(scope: Scope, found: Attention, index: int) -> dict[cst.CSTNode, An
     _only_used_here(scope, found, index)
     text = _call_text(scope.file, found)
     expression = cst.parse_expression(text, scope.file.module.config_for_parsing)
-    gone = [*found.removed, *_dead_masks(scope, found)]
+    gone = [*found.removed, *_dead_masks(scope, found, expression)]
     order = {statement: position for position, statement in enumerate(scope.block)}
     gone.sort(key=lambda statement: order[statement])
     leading = [line for statement in gone for line in _comments(statement)]
@@ -638,22 +638,24 @@ def _only_used_here(scope: Scope, found: Attention, index: int) -> None:
                     raise Refusal(f"{name!r} is used outside the lines that compute it")
 
 
-def _dead_masks(scope: Scope, found: Attention) -> list[cst.BaseStatement]:
+def _dead_masks(scope: Scope, found: Attention, expression: cst.BaseExpression) -> list[cst.BaseStatement]:
     """Local masks that nothing reads any more once `is_causal` replaces them."""
     if _mask_text(found)[0] != "causal":
         return []
     dead: list[cst.BaseStatement] = []
-    chain = [*found.removed, found.last]
+
+    def gone(name: str) -> int:
+        """Reads of a name that disappear: in removed lines, and in the product as far as the call does not repeat them."""
+        return sum(loads(s, name) for s in [*dead, *found.removed]) + loads(found.product, name) - loads(expression, name)
+
     changed = True
     while changed:
         changed = False
         for statement in scope.block:
             pair = assigned(statement)
-            if not pair or statement in dead or statement in chain or not _pure_constructor(scope.file, pair[1]):
+            if not pair or statement in [*dead, *found.removed, found.last] or not _pure_constructor(scope.file, pair[1]):
                 continue
-            name = pair[0]
-            left = loads(scope.function.body, name) - sum(loads(s, name) for s in [*dead, *found.removed])
-            if left == 0 and any(loads(s, name) for s in [*dead, *found.removed]):
+            if 0 < gone(pair[0]) == loads(scope.function.body, pair[0]):
                 dead.append(statement)
                 changed = True
     return dead

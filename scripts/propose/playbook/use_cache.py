@@ -141,7 +141,7 @@ def _cached(
         for part in walk(reader):
             if isinstance(part, cst.Attribute) and part.attr.value == "logits" and "logits[:, -1" not in code(reader):
                 raise Refusal("logits of earlier positions are used")
-    fed = {n: cst.Name("step_ids") for n in walk(model) if isinstance(n, cst.Name) and n.value == ids}
+    fed = {a.value: cst.Name("step_ids") for a in model.args if dotted(a.value) == ids}
     called = replaced(model, fed)
     called = with_keyword(with_keyword(called, "past_key_values", "past_key_values"), "use_cache", "True")
     output = name if value is model else "model_output"
