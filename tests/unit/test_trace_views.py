@@ -37,7 +37,7 @@ def one(view, capture, **wanted):
 
 
 def two_steps() -> Scene:
-    """Two steps of 10 ms; each launches a kernel of 4 ms that runs 8 ms after the launch: across the end of the mark."""
+    """Two steps of 10 ms; each launches a kernel that runs 8 ms later, across the end of the mark."""
     scene = Scene()
     for step in (0, 1):
         begin = step * 10 * MS
