@@ -1,9 +1,9 @@
 """Which recorded statistic sees which fault in a tensor? Sum, norm, extremes, samples, sketch, `parity`'s combination.
 
 Four activation-like tensors of 256 x 1024 elements; benign runs differ by elementwise rounding noise, at bfloat16 level
-(relative 4e-3, stored as bfloat16) and at float32 level (1e-6). Each statistic gets the threshold at which it raises 1 %
-false alarms on benign pairs; then each fault is put into the candidate and the share of detections is counted. `parity`
-is the real code: baselines recorded to files, `derive`, and the score of the comparison, at the same 1 % of false alarms;
+(relative 4e-3, stored as bfloat16) and at float32 level (1e-6). Each statistic gets the threshold with 1 % of false
+alarms on benign pairs; then each fault is put into the candidate and the share of detections is counted. `parity` is
+the real code: baselines recorded to files, `derive`, and the score of the comparison, at the same 1 % of false alarms;
 `as shipped` is the comparison at the threshold that it really uses, where honest runs are to be accepted.
 
     python benchmarks/parity_detection.py [--quick]

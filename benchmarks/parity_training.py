@@ -1,7 +1,7 @@
 """Does `parity` accept honest runs and find faults in training? 40 clean runs and ten kinds of fault on a transformer.
 
-A two-layer character transformer trains for 200 steps with AdamW and clipping, at a learning rate that makes it chaotic:
-the last bit grows to a few percent of the loss. Every run has gradient rounding noise of its own (relative 1e-6 on every
+A two-layer character transformer trains for 200 steps with AdamW and clipping at a learning rate that makes it chaotic:
+the last bit grows to a few percent of the loss. Each run has gradient rounding noise of its own (relative 1e-6 on each
 gradient element, as nondeterministic kernels have); the recorder stores loss, gradient norm and parameter norm of each
 step. Baselines are perturbed as `parity run --perturb ulp` does: every parameter moves by one unit in the last
 place before the first step. Then, over many draws of baselines, the real `derive` and `compare` judge:
@@ -281,12 +281,12 @@ def print_row(group: str, size: int, found: dict[str, Tally]) -> None:
 def print_faults(found: dict[str, Tally]) -> int:
     """The second table; returns how many of the ten kinds are hit within two steps."""
     print(
-        f"\n{'fault (5 perturbed baselines)':<36} {'begins':>6} {'found':>7} {'first hit after':>16} {'smallest ratio':>15}"
+        f"\n{'fault (5 perturbed baselines)':<36} {'begins':>6} {'found':>7} {'first hit after':>16} {'least ratio':>12}"
     )
     for fault, begin in {**FAULTS, **INSIDE_CHAOS}.items():
         row = found[fault]
         delay = row.median_delay()
-        print(f"{fault:<36} {begin:>6} {row.share('different'):>7.1%} {delay!s:>16} {min(row.worst):>15.3g}")
+        print(f"{fault:<36} {begin:>6} {row.share('different'):>7.1%} {delay!s:>16} {min(row.worst):>12.3g}")
     return sum(delay is not None and abs(delay) <= 2 for delay in (found[fault].median_delay() for fault in FAULTS))
 
 
@@ -302,8 +302,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         runs = record_all(folder, clean, perturbed, seeds)
+        print(f"{'':<15}{'clean:':>12}{'':>12}{'10x rounding:':>24}{'faults':>12}   worst, in tolerances")
         print(
-            "baselines      clean:diff.   undecided  benign:diff.  undecided  faults found  worst, in tolerances: clean, benign"
+            f"{'baselines':<15}{'different':>12}{'undecided':>12}{'different':>12}{'undecided':>12}{'found':>12}     clean    benign"
         )
         for group in ("perturbed", "plain"):
             for size in (3, 4, 5, 10):

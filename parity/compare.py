@@ -40,21 +40,25 @@ def compare(
     allow: Sequence[str] = (),
     rtol: Optional[float] = None,
     atol: Optional[float] = None,
+    rounding: Optional[float] = None,
 ) -> dict[str, Any]:
     """A report (`parity/report@1`) of the candidate run against the baseline run; bad input gives `cannot`, no raise.
 
     noise: the document of `parity.derive.derive`, or None, where the floor by dtype is all there is. only, exclude:
     globs of tags. allow: globs of invariants that may differ. rtol, atol: replace every tolerance of float values.
+    rounding: how many times the rounding of the baselines the candidate may have (10; more is a declared policy).
     `answer` is equivalent, different, undecided or cannot; `exit_code` 0 to 3. One pass over both runs.
     """
     overrides: dict[str, Any] = {"only": list(only), "exclude": list(exclude), "allow": list(allow)}
-    overrides.update({name: value for name, value in (("rtol", rtol), ("atol", atol)) if value is not None})
+    overrides.update(
+        {name: value for name, value in (("rtol", rtol), ("atol", atol), ("rounding", rounding)) if value is not None}
+    )
     typed = None if rtol is None and atol is None else (rtol or 0.0, atol or 0.0)
     try:
         base, cand = Run(base_dir), Run(cand_dir)
         check_distinct(base, cand)
         records.check_same_world([base, cand])
-        state = Comparison(noise, records.selector(only, exclude), typed)
+        state = Comparison(noise, records.selector(only, exclude), typed, rounding)
         for rank in base.ranks:
             state.read(base, cand, rank)
         if not state.seen:
@@ -297,6 +301,7 @@ def main(argv: Optional[list[str]] = None) -> int:
         allow=arguments.allow,
         rtol=arguments.rtol,
         atol=arguments.atol,
+        rounding=arguments.rounding,
     )
     if arguments.json and arguments.json != "-":
         write(arguments.json, report)
@@ -331,6 +336,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--allow", metavar="GLOB", action="append", default=[], help="invariants that may differ (repeatable)")
     add("--rtol", type=float, help="replace every tolerance of float values; stored in the report")
     add("--atol", type=float, help="the same, absolute")
+    add("--rounding", type=float, metavar="X", help="the candidate may round X times as much as the baselines (10)")
     add("--json", metavar="FILE", help="write the complete report ('-': print it instead of the text)")
     add("--plot", metavar="FILE.svg", help="draw how far the candidate drifts, inside or outside the baselines' band")
     return parser

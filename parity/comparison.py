@@ -10,13 +10,25 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from parity import difference, records
-from parity.envelope import LARGE, Component, Magnitude, Rising, components, distance, exact_difference, tolerance
+from parity.envelope import (
+    ALLOWANCE,
+    LARGE,
+    Component,
+    Magnitude,
+    Rising,
+    components,
+    distance,
+    exact_difference,
+    tolerance,
+)
 from parity.records import Key, Record, Run
 
 # Steps before chaos: reported as a gate of their own.
 SHORT = 20
 SERIES = 512
+# Tags that are remembered, and those whose deviation is kept over the steps: what bounds the memory.
 TRACKED = 100_000
+DRAWN = 2_000
 USABLE = ("ok", "unstable")
 
 
@@ -70,9 +82,10 @@ class Outcome:
 class TagState:
     """What is remembered of one tag of one rank. `series` holds [step, relative deviation, relative tolerance]."""
 
-    __slots__ = ("first", "magnitudes", "outside", "ratio", "series", "stride", "unstable", "worst")
+    __slots__ = ("drawn", "first", "magnitudes", "outside", "ratio", "series", "stride", "unstable", "worst")
 
-    def __init__(self, unstable: Optional[str]) -> None:
+    def __init__(self, unstable: Optional[str], drawn: bool = True) -> None:
+        self.drawn = drawn
         self.ratio = 0.0
         self.worst: Optional[dict[str, Any]] = None
         self.first: Optional[dict[str, Any]] = None
@@ -90,7 +103,7 @@ class TagState:
         if outcome.ratio > 1.0:
             self.outside += 1
             self.first = self.first or outcome.entry(place)
-        if place.key[1] is None or (place.step % self.stride and outcome.ratio <= 1.0):
+        if not self.drawn or place.key[1] is None or (place.step % self.stride and outcome.ratio <= 1.0):
             return
         scale = outcome.magnitude if outcome.magnitude > 0.0 else 1.0
         deviation = outcome.deviation / scale if math.isfinite(outcome.deviation) else LARGE
@@ -107,8 +120,10 @@ class Comparison:
         self,
         noise: Optional[dict[str, Any]],
         selected: Callable[[str], bool],
-        typed: Optional[tuple[float, float]],
+        typed: Optional[tuple[float, float]] = None,
+        rounding: Optional[float] = None,
     ):
+        self.rounding = ALLOWANCE if rounding is None else rounding
         self.measured = noise is not None and noise["verdict"] in USABLE
         self.entries: dict[str, dict[str, Any]] = (noise or {}).get("ranks") or {}
         self.thresholds: dict[str, float] = (noise or {}).get("threshold") or {}
@@ -125,7 +140,7 @@ class Comparison:
         self.devices: set[str] = set()
         self.first: Optional[dict[str, Any]] = None
         self.first_order: tuple[Any, ...] = ()
-        self.agreed: list[str] = []
+        self.agreed: dict[str, None] = {}
         self.current: Any = None
         self.envelopes: dict[tuple[str, str], dict[str, Rising]] = {}
         self.last_step: Optional[int] = None
@@ -166,14 +181,14 @@ class Comparison:
         tag.note(place, outcome)
         if outcome.ratio > 1.0:
             self._part(place, one, two, outcome, tag)
-        elif len(self.agreed) < 1000 and place.key[0] not in self.agreed:
-            self.agreed.append(place.key[0])
+        elif len(self.agreed) < 1000:
+            self.agreed[place.key[0]] = None
 
     def _count(self, place: Place, outcome: Outcome) -> None:
         self.compared += 1
         step = place.key[1]
         if (place.rank, step) != self.current:
-            self.agreed, self.current = [], (place.rank, step)
+            self.agreed, self.current = {}, (place.rank, step)
         if step is not None and (self.last_step is None or step > self.last_step):
             self.last_step = step
         gate = self.gates["short" if place.step < SHORT else "long"]
@@ -205,7 +220,8 @@ class Comparison:
         tag = self.tags.get((place.rank, name))
         if tag is None:
             entry = self._entry(place)
-            tag = TagState(entry.get("why") or "unstable" if entry.get("verdict") == "unstable" else None)
+            unstable = entry.get("why") or "unstable" if entry.get("verdict") == "unstable" else None
+            tag = TagState(unstable, len(self.tags) < DRAWN)
             if len(self.tags) < TRACKED:
                 self.tags[place.rank, name] = tag
         return tag
@@ -262,6 +278,7 @@ class Comparison:
             return _declared((base.get("rtol") or 0.0, base.get("atol") or 0.0), base, part), "declared"
         # A number near zero is judged by the magnitude of its neighbours in time.
         wider = magnitude / part.magnitude if part.magnitude > 0.0 else 1.0
+        wider *= max(1.0, self.rounding / ALLOWANCE)
         rising = self._envelope(place).get(part.name) if self.measured else None
         if rising is None:
             if self.measured:
@@ -276,7 +293,9 @@ class Comparison:
         if found is None:
             entry = self._entry(place)
             stored = entry.get("envelope") or {}
-            found = {part: Rising(points, entry["last_step"]) for part, points in stored.items() if points}
+            found = {
+                part: Rising(points, entry["last_step"], self.rounding) for part, points in stored.items() if points
+            }
             if len(self.envelopes) < TRACKED:
                 self.envelopes[where] = found
         return found

@@ -175,16 +175,22 @@ class Magnitude:
 class Rising:
     """A relative envelope that never falls, kept as its break points: at most one for each 2 % of growth."""
 
-    __slots__ = ("points", "steps", "top")
+    __slots__ = ("allowance", "points", "steps", "top")
 
-    def __init__(self, points: Optional[Sequence[Sequence[float]]] = None, last_step: Optional[int] = None):
+    def __init__(
+        self,
+        points: Optional[Sequence[Sequence[float]]] = None,
+        last_step: Optional[int] = None,
+        allowance: float = ALLOWANCE,
+    ):
+        self.allowance = allowance
         self.points = [list(point) for point in points or []]
         self.steps = [point[0] for point in self.points]
         self.top = 0.0
         if last_step is not None and self.points:
             highest = self.points[-1][1]
             before = self.at(self.steps[0] + (2 * (last_step - self.steps[0])) // 3)
-            self.top = highest * (min(ALLOWANCE, highest / before) if before > 0.0 else 1.0)
+            self.top = highest * (min(allowance, highest / before) if before > 0.0 else 1.0)
 
     def add(self, step: int, value: float) -> float:
         """Raises the envelope at `step` to `value` if that is higher, and returns the envelope there."""
@@ -205,7 +211,7 @@ class Rising:
     def allowed(self, step: int) -> float:
         """The envelope with the allowance for other rounding (given `last_step`)."""
         measured = self.at(step)
-        return max(measured, min(ALLOWANCE * measured, self.top))
+        return max(measured, min(self.allowance * measured, self.top))
 
 
 class _Point:

@@ -175,7 +175,7 @@ def parse(line: str, where: str) -> Record:
     if not isinstance(record, dict) or not isinstance(record.get("tag"), str):
         raise BadInput(f"{where}: a record needs a 'tag'; found {line[:40]!r}")
     tag = record["tag"]
-    if not tag or not tag.isprintable() or any(character.isspace() for character in tag):
+    if tag.split() != [tag]:
         raise BadInput(f"{where}: tag {tag!r} is empty or has white space; write it like 'my_loss' and record again")
     if record.get("kind") not in KINDS:
         raise BadInput(f"{where}: kind is {record.get('kind')!r}, should be one of {', '.join(KINDS)}")

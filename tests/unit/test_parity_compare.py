@@ -166,6 +166,13 @@ class TestRules:
         report = pair(tmp_path, training(1), training(2), only=["loss"], exclude=["x"], allow=["steps"], rtol=0.5)
         assert report["overrides"] == {"only": ["loss"], "exclude": ["x"], "allow": ["steps"], "rtol": 0.5}
 
+    def test_a_declared_rounding_policy_widens_and_is_stored(self, tmp_path, noise):
+        coarse = training(2, change=lambda tag, step, value: value * 1.0004 if step == 3 else value)
+        assert pair(tmp_path / "a", training(1), coarse, noise)["answer"] == "different"
+        report = pair(tmp_path / "b", training(1), coarse, noise, rounding=1000.0)
+        assert report["answer"] == "equivalent"
+        assert report["overrides"]["rounding"] == 1000.0
+
     def test_an_error_record_on_one_side_differs_and_on_both_is_a_warning(self, tmp_path):
         error = {"tag": "x", "step": 0, "occurrence": 0, "kind": "error", "error": "sparse tensors are not recorded"}
         fine = [scalar("loss", 0, 1.0)]
