@@ -330,6 +330,7 @@ class Change:
     constraints: Mapping[str, Any] = field(default_factory=dict)
     tree: Mapping[str, str] = field(default_factory=dict)
     paths: frozenset[str] = frozenset()
+    knobs_file: str | None = None
 
     @property
     def python(self) -> list[FileChange]:

@@ -52,7 +52,7 @@ def guard(patch: bytes, base: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
     report.add("size", _size(files, constraints))
     if report.refused:
         return report.result()
-    change = report.attempt("applies", lambda: _change(files, patch, base, constraints))
+    change = report.attempt("applies", lambda: _change(files, patch, base, spec))
     if change is None:
         return report.result()
     report.attempt("parses", lambda: _parse(change))
@@ -196,7 +196,7 @@ def _size(files: list[FilePatch], constraints: Mapping[str, Any]) -> list[Hit]:
     return [Hit("refuse", None, None, f"{lines} changed lines; the contract allows {limit}")] if lines > limit else []
 
 
-def _change(files: list[FilePatch], patch: bytes, base: Path, constraints: dict[str, Any]) -> Change:
+def _change(files: list[FilePatch], patch: bytes, base: Path, spec: Mapping[str, Any]) -> Change:
     """Both sides of every file, where git and our own reading agree on the result."""
     with tempfile.TemporaryDirectory(prefix="wholejob-guard-") as folder:
         place = Path(folder) / "patch.diff"
@@ -217,7 +217,7 @@ def _change(files: list[FilePatch], patch: bytes, base: Path, constraints: dict[
         sources = {
             path: _text(work, path) or "" for path in new if path.endswith(".py") and new[path]["mode"] != "120000"
         }
-    return Change(changes, constraints, sources, frozenset(new))
+    return Change(changes, dict(spec.get("constraints") or {}), sources, frozenset(new), spec.get("knobs_file"))
 
 
 def _text(folder: Path, name: str) -> str | None:

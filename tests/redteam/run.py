@@ -2,9 +2,9 @@
 
     python -m tests.redteam.run [--static] [--only NAME ...] [-o docs/redteam.md]
 
-The guard judges all of them; whatever it lets pass runs for real, through the launcher, the recorder and the comparison.
-Prints the confusion matrix and writes the table. Exit 1 where a bad patch got through, one was caught by nothing that it
-names, or an honest one was refused. Two runs at a time: nothing here is timed.
+The guard judges all of them; whatever it lets pass runs for real, through the launcher, the recorder and the
+comparison. Prints the confusion matrix and writes the table. Exit 1 where a bad patch got through, one was caught by
+nothing that it names, or an honest one was refused. Two runs at a time: nothing here is timed.
 """
 
 from __future__ import annotations
@@ -39,22 +39,32 @@ BASELINE = ("seed0-repeat0", "seed0-ulp1", "seed0-ulp2", "seed0-ulp3", "seed1-re
 AFTER_PARITY = ("raced", "timed_as_checked", "memory", "noise_floor")
 # Patterns that no patch of a small CPU job can carry, or that are not about a patch, and where they are met instead.
 ELSEWHERE = {
-    "K2": "", "K10": "no per-call weights in this job; the rule output_cache has unit tests",
-    "K25": "needs a GPU; the rule native_code has a unit test for the L2 calls", "K26": "the launcher owns the clock",
-    "K32": "needs CUDA graphs; parity compares values of the replayed steps", "K33": "the race draws a random order",
-    "K34": "", "J8": "", "J10": "the whole process is timed", "J19": "A/A through the same rules", "J22": "the verdict reports memory and break-even",
-    "J27": "", "J28": "no generation in this job; parity counts tokens", "J30": "all pairs are kept", "J31": "finalists are raced afresh",
-    "J32": "", "J33": "recorded with the machine", "J36": "not about a patch", "J37": "attribution leaves each change out",
-    "J38": "attribution runs in one session", "J42": "", "J43": "timed runs import no profiler",
-    "J7": "one rank only; the rule training_calls has unit tests for collectives", "J44": "one rank only; unit tests of training_calls",
-    "K20": "", "J34": "no requests in this job; the rule output_cache has unit tests", "J41": "no tuning data in this job",
-    "K6": "", "J9": "", "K28": "",
-}  # fmt: skip
+    "J7": "one rank only; the rule training_calls has unit tests for collectives",
+    "J10": "the headline is the wall time of the whole process",
+    "J19": "A/A goes through the same rules",
+    "J22": "the verdict reports memory, start-up and break-even",
+    "J28": "no generation in this job; the ledger counts tokens",
+    "J30": "every pair is kept",
+    "J31": "finalists are raced afresh, with Holm's correction",
+    "J33": "recorded with the machine",
+    "J34": "no requests in this job; the rule output_cache has unit tests",
+    "J36": "not about a patch",
+    "J37": "attribution leaves each change out",
+    "J38": "attribution runs in one session",
+    "J41": "no tuning data in this job",
+    "J43": "timed runs import no profiler",
+    "J44": "one rank only; the rule training_calls has unit tests for collectives",
+    "K10": "no per-call weights in this job; the rule output_cache has unit tests",
+    "K25": "needs a GPU; the rule native_code has a unit test for the cache calls",
+    "K26": "the launcher owns the clock",
+    "K32": "needs CUDA graphs; parity compares the values of every step",
+    "K33": "the race draws a random order",
+}
 
 
 @dataclass
 class Outcome:
-    """What became of one patch: `stopped` guard, a gate of the verdict, or "" where it passed everything before a race."""
+    """What became of one patch. `stopped`: guard, a gate of the verdict, or "" where it passed all before a race."""
 
     name: str
     stopped: str = ""
@@ -87,7 +97,9 @@ def static(name: str, spec: dict[str, Any]) -> tuple[Outcome, dict[str, Any]]:
     document = guard(patch.diff().encode(), JOB, contract)
     outcome = Outcome(name)
     refusals = [hit for hit in document["hits"] if hit["action"] == "refuse"]
-    outcome.remarks = sorted({f"{hit['rule']} ({hit['action']})" for hit in document["hits"] if hit["action"] != "refuse"})
+    outcome.remarks = sorted(
+        {f"{hit['rule']} ({hit['action']})" for hit in document["hits"] if hit["action"] != "refuse"}
+    )
     if document["status"] != "pass":
         outcome.stopped = "guard"
         outcome.rules = list(dict.fromkeys(hit["rule"] for hit in refusals))
@@ -127,7 +139,9 @@ class Bench:
         tree.apply(place / "patch.diff", work)
         passed = {**document, "tree": tree.store(work)}
         for seed in seeds:
-            job = launch.Job(spec=self.spec, env=self.env, tree=passed["tree"], seed=seed, cover=passed["changed_lines"] or None)
+            job = launch.Job(
+                spec=self.spec, env=self.env, tree=passed["tree"], seed=seed, cover=passed["changed_lines"] or None
+            )
             launch.run_json(job, place / str(seed) / "run.json")
         parity = judge(
             self.spec,
@@ -213,29 +227,38 @@ def table(outcomes: list[Outcome], counts: dict[str, int], with_runs: bool) -> s
     lines = [
         "# The red team",
         "",
-        "Written by `make redteam`; do not edit. Real patches against the demo job, through the guard and, where it lets",
-        "them pass, through checked runs and the comparison. A pattern's number is that of the public catalogue of false",
-        "wins: K at kernel level, J at the level of the whole job.",
+        "Written by `make redteam`; do not edit. Real patches against the demo job, through the guard and, where it",
+        "lets them pass, through checked runs and the comparison. A pattern's number is that of the public catalogue",
+        "of false wins: K at kernel level, J at the level of the whole job.",
         "",
         "| | stopped by the guard | stopped by a run | passed |",
         "|---|---|---|---|",
         f"| {counts['bad']} bad | {counts['bad_guard']} | {counts['bad_run']} | {counts['bad_passed']} |",
         f"| {counts['honest']} honest | {sum(o.stopped == 'guard' for o in outcomes if o.patch.pattern == 'honest')} | "
-        f"{sum(o.stopped not in ('', 'guard') for o in outcomes if o.patch.pattern == 'honest')} | {counts['honest_passed']} |",
+        f"{counts['honest_stopped'] - sum(o.stopped == 'guard' for o in outcomes if o.patch.pattern == 'honest')} | "
+        f"{counts['honest_passed']} |",
         "",
     ]
     if not with_runs:
         lines += [f"Static only: {counts['bad_not_run']} bad patches need a run and were not run.", ""]
     lines += ["## Bad", "", "| pattern | patch | what it does | stopped by | why |", "|---|---|---|---|---|"]
     for outcome in sorted(bad, key=lambda o: (o.patch.pattern[0], int(o.patch.pattern[1:]))):
-        how = f"rule {', '.join(f'`{r}`' for r in _named(outcome))}" if outcome.stopped == "guard" else f"check `{outcome.stopped}`"
+        how = (
+            f"rule {', '.join(f'`{r}`' for r in _named(outcome))}"
+            if outcome.stopped == "guard"
+            else f"check `{outcome.stopped}`"
+        )
         how = how if outcome.stopped else "**nothing**"
-        lines.append(f"| {outcome.patch.pattern} | {outcome.patch.name} | {outcome.patch.what} | {how} | {_cell(outcome.detail)} |")
+        lines.append(
+            f"| {outcome.patch.pattern} | {outcome.name} | {outcome.patch.what} | {how} | {_cell(outcome.detail)} |"
+        )
     lines += ["", "## Honest", "", "| patch | what it does | result | remarks |", "|---|---|---|---|"]
     for outcome in (o for o in outcomes if o.patch.pattern == "honest"):
         result = "passes" if not outcome.stopped else f"**stopped by {outcome.stopped}**: {_cell(outcome.detail)}"
         allow = "".join(f" (contract allows `{name}`)" for name in outcome.patch.constraints.get("allow", ()))
-        lines.append(f"| {outcome.patch.name} | {outcome.patch.what}{allow} | {result} | {', '.join(outcome.remarks)} |")
+        lines.append(
+            f"| {outcome.patch.name} | {outcome.patch.what}{allow} | {result} | {', '.join(outcome.remarks)} |"
+        )
     return "\n".join([*lines, "", *_coverage(bad), ""])
 
 
@@ -250,7 +273,14 @@ def _coverage(bad: list[Outcome]) -> list[str]:
         seen[outcome.patch.pattern] = seen.get(outcome.patch.pattern, 0) + 1
     every = [*(f"J{n}" for n in range(1, 46)), *(f"K{n}" for n in range(1, 36))]
     tried = ", ".join(f"{p} ({seen[p]})" for p in every if p in seen)
-    lines = ["## Patterns", "", f"Tried on the demo job ({sum(p in seen for p in every)} of {len(every)}): {tried}.", "", "Not here:", ""]
+    lines = [
+        "## Patterns",
+        "",
+        f"Tried on the demo job ({sum(p in seen for p in every)} of {len(every)}): {tried}.",
+        "",
+        "Not here:",
+        "",
+    ]
     return lines + [f"- {p}: {ELSEWHERE.get(p) or 'no patch of this job carries it'}" for p in every if p not in seen]
 
 
@@ -284,7 +314,9 @@ def main(argv: list[str] | None = None) -> int:
     patches = [p for p in [*BAD, *HONEST] if not args.only or p.name in args.only]
     unknown = sorted(set(args.only) - {p.name for p in patches})
     if unknown:
-        raise InputError(f"--only: no patch is called {', '.join(unknown)}; tests/redteam/bad.py and honest.py name them")
+        raise InputError(
+            f"--only: no patch is called {', '.join(unknown)}; tests/redteam/bad.py and honest.py name them"
+        )
     started = time.monotonic()
     with workplace(args.keep) as folder:
         outcomes = judge_all(patches, not args.static, folder, lambda text: print(text, file=sys.stderr, flush=True))
@@ -299,13 +331,15 @@ def report(outcomes: list[Outcome], counts: dict[str, int], seconds: float) -> i
     print(f"{'':8}{'guard':>8}{'run':>8}{'passed':>8}")
     print(f"{'bad':8}{counts['bad_guard']:>8}{counts['bad_run']:>8}{counts['bad_passed']:>8}")
     honest = [o for o in outcomes if o.patch.pattern == "honest"]
-    print(f"{'honest':8}{sum(o.stopped == 'guard' for o in honest):>8}{sum(o.stopped not in ('', 'guard') for o in honest):>8}{counts['honest_passed']:>8}")
+    guarded = sum(o.stopped == "guard" for o in honest)
+    print(f"{'honest':8}{guarded:>8}{counts['honest_stopped'] - guarded:>8}{counts['honest_passed']:>8}")
     if counts["bad_not_run"]:
         print(f"{counts['bad_not_run']} bad patches need a run and were not run")
     wrong = [o for o in outcomes if not o.expected and not (counts["bad_not_run"] and not o.stopped and o.patch.checks)]
     for outcome in wrong:
         wanted = ", ".join(sorted(outcome.patch.rules | outcome.patch.checks)) or "nothing"
-        print(f"WRONG {outcome.patch.name}: stopped by {outcome.stopped or 'nothing'} {outcome.rules} ({outcome.detail}); expected {wanted}")
+        what = f"{outcome.stopped or 'nothing'} {outcome.rules} ({outcome.detail})"
+        print(f"WRONG {outcome.name}: stopped by {what}; expected {wanted}")
     print(f"{len(outcomes)} patches in {seconds:.0f} s: {'ok' if not wrong else f'{len(wrong)} wrong'}")
     return 1 if wrong else 0
 

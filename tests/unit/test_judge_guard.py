@@ -1,4 +1,5 @@
-"""The guard: strict reading of patches, scope, classes, inert patches, and a program that never raises for a bad patch."""
+"""The guard: strict reading of patches, scope, classes, inert patches; a program that never raises for a bad patch."""
+# ruff: noqa: E501 (a case reads best as one line)
 
 from __future__ import annotations
 
@@ -83,7 +84,9 @@ HONEST = ("torch.relu(x) * scale", "torch.relu(x).mul(scale)")
 
 # --- reading a diff ----------------------------------------------------------------------------------------------------
 def test_an_ordinary_diff_is_read_with_line_numbers_of_both_sides(base: Path) -> None:
-    (file,) = parse(patch(base, job=("    scale = 2.0\n    y = torch.relu(x) * scale\n", "    y = torch.relu(x) * 2.0\n")))
+    (file,) = parse(
+        patch(base, job=("    scale = 2.0\n    y = torch.relu(x) * scale\n", "    y = torch.relu(x) * 2.0\n"))
+    )
     assert file.path == "job.py" and file.status == "modified"
     assert file.removed == {5: "    scale = 2.0", 6: "    y = torch.relu(x) * scale"}
     assert file.added == {5: "    y = torch.relu(x) * 2.0"}
@@ -137,7 +140,12 @@ def test_a_missing_end_of_line_survives_both_ways(tmp_path: Path) -> None:
     assert apply_text(file, "a = 1\nb = 2") == "a = 1\nb = 3"
 
 
-LINES = st.lists(st.sampled_from(["a", "b", "c", "    d", "", "+e", "-f", " g", "@@ -1 +1 @@", "\\ No newline", "--- a/x", "diff --git a/x b/x"]), max_size=12)
+LINES = st.lists(
+    st.sampled_from(
+        ["a", "b", "c", "    d", "", "+e", "-f", " g", "@@ -1 +1 @@", "\\ No newline", "--- a/x", "diff --git a/x b/x"]
+    ),
+    max_size=12,
+)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -147,7 +155,10 @@ def test_our_reading_of_a_patch_is_gits(before: list[str], after: list[str], end
     old = "\n".join(before) + ("\n" if ends[0] and before else "")
     new = "\n".join(after) + ("\n" if ends[1] and after else "")
     with tree.tempfile.TemporaryDirectory() as folder:
-        one, two = write(Path(folder) / "1", {"x.txt": old, "y": "y"}), write(Path(folder) / "2", {"x.txt": new, "y": "y"})
+        one, two = (
+            write(Path(folder) / "1", {"x.txt": old, "y": "y"}),
+            write(Path(folder) / "2", {"x.txt": new, "y": "y"}),
+        )
         text = tree.diff(one, two)
         files = parse(text)
         if old == new:
@@ -194,7 +205,18 @@ def test_patterns_are_those_of_gitignore(path: str, pattern: str, expected: bool
     assert matches(path, [pattern]) is expected
 
 
-@pytest.mark.parametrize("path", ["tests/test_x.py", "requirements.txt", "uv.lock", "pyproject.toml", "parity/run.py", ".github/w.yml", "sitecustomize.py"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tests/test_x.py",
+        "requirements.txt",
+        "uv.lock",
+        "pyproject.toml",
+        "parity/run.py",
+        ".github/w.yml",
+        "sitecustomize.py",
+    ],
+)
 def test_some_files_are_protected_whatever_the_workload_says(path: str) -> None:
     assert protected(path, []) is not None
 
@@ -282,7 +304,12 @@ def test_a_rule_that_finds_something_for_review_does_not_refuse(base: Path, monk
 
 
 def test_deep_nesting_is_refused_not_crashed_on(base: Path) -> None:
-    for expression in ("(" * 300 + "x" + ")" * 300, "\n    ".join(["(x", *["+ x"] * 40, ")"]), "x" + " + x" * 3000, "-" * 5000 + "x"):
+    for expression in (
+        "(" * 300 + "x" + ")" * 300,
+        "\n    ".join(["(x", *["+ x"] * 40, ")"]),
+        "x" + " + x" * 3000,
+        "-" * 5000 + "x",
+    ):
         result = decide(base, patch(base, job=("torch.relu(x) * scale", expression)))
         assert result["status"] == ("pass" if expression.startswith("(x\n") else "refused")
 
@@ -295,7 +322,11 @@ def test_deep_nesting_is_refused_not_crashed_on(base: Path) -> None:
         ("import torch\n", "import torch\n\ntorch.backends.cudnn.benchmark = True\n", ["backend"]),
         ("def compute(x)", "@torch.compile\ndef compute(x)", ["backend"]),
         ("torch.relu(x) * scale", "scale * torch.relu(x)", ["python"]),
-        ("import torch\n", "import torch\nimport triton\n\n\n@triton.jit\ndef k(x):\n    return\n\n\nk[(1,)](1)\n", ["kernel", "python"]),
+        (
+            "import torch\n",
+            "import torch\nimport triton\n\n\n@triton.jit\ndef k(x):\n    return\n\n\nk[(1,)](1)\n",
+            ["kernel", "python"],
+        ),
     ],
 )
 def test_classes_of_a_change(base: Path, old: str, new: str, classes: list[str]) -> None:
@@ -320,7 +351,9 @@ def test_a_changed_default_is_watched_where_it_stands(base: Path) -> None:
 
 
 def test_a_cut_is_watched_at_the_line_after_it(base: Path) -> None:
-    result = decide(base, patch(base, job=("    y = torch.relu(x) * scale\n    return y\n", "    return torch.relu(x) * scale\n")))
+    result = decide(
+        base, patch(base, job=("    y = torch.relu(x) * scale\n    return y\n", "    return torch.relu(x) * scale\n"))
+    )
     assert result["changed_lines"] == {"job.py": [6]}
     result = decide(base, patch(base, job=("    scale = 2.0\n", "")))
     assert result["changed_lines"] == {"job.py": [5]}
@@ -331,13 +364,22 @@ def test_a_cut_is_watched_at_the_line_after_it(base: Path) -> None:
 def workplace(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tree, "STORE", tmp_path / "store")
     (tmp_path / "spec.json").write_text(json.dumps({"schema": "wholejob/spec@1", **SPEC}))
-    (tmp_path / "source.json").write_text(json.dumps({"schema": "wholejob/source@1", "tree": tree.store(base), "files": {}}))
+    (tmp_path / "source.json").write_text(
+        json.dumps({"schema": "wholejob/source@1", "tree": tree.store(base), "files": {}})
+    )
     (tmp_path / "patch.diff").write_text(patch(base, job=HONEST))
     return tmp_path
 
 
 def call(place: Path, *more: str) -> int:
-    common = ["--spec", str(place / "spec.json"), "--source", str(place / "source.json"), "--patch", str(place / "patch.diff")]
+    common = [
+        "--spec",
+        str(place / "spec.json"),
+        "--source",
+        str(place / "source.json"),
+        "--patch",
+        str(place / "patch.diff"),
+    ]
     return module.main([*common, *more, "-o", str(place / "guard.json")])
 
 
@@ -361,7 +403,9 @@ def test_the_base_is_the_stack_where_there_is_one(workplace: Path, base: Path) -
     (base / "job.py").write_text(JOB["job.py"].replace("range(steps)", "range(0, steps)"), encoding="utf-8")
     stacked = tree.store(base)
     (workplace / "patch.diff").write_text(patch(base, job=HONEST))
-    (workplace / "stack.json").write_text(json.dumps({"schema": "wholejob/stack@1", "tree": stacked, "accepted": [], "rejected": []}))
+    (workplace / "stack.json").write_text(
+        json.dumps({"schema": "wholejob/stack@1", "tree": stacked, "accepted": [], "rejected": []})
+    )
     assert call(workplace, "--base-tree", stacked) == 0
     by_hash = read_json(workplace / "guard.json", "guard")
     assert by_hash["status"] == "pass"
@@ -369,7 +413,15 @@ def test_the_base_is_the_stack_where_there_is_one(workplace: Path, base: Path) -
 
 
 def test_a_guard_file_that_contradicts_itself_cannot_be_written(tmp_path: Path) -> None:
-    whole = {"status": "pass", "tree": None, "classes": [], "files": [], "lines_added": 0, "lines_removed": 0, "changed_lines": {}}
+    whole = {
+        "status": "pass",
+        "tree": None,
+        "classes": [],
+        "files": [],
+        "lines_added": 0,
+        "lines_removed": 0,
+        "changed_lines": {},
+    }
     hit = {"rule": "x", "action": "refuse", "path": None, "line": None, "reason": "y"}
     with pytest.raises(Exception, match="hits"):
         write_json(tmp_path / "guard.json", "wholejob/guard@1", {**whole, "hits": [hit]})
@@ -383,3 +435,14 @@ def test_bad_arguments_get_one_line_and_no_file(workplace: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "nowhere.json" in done.stderr
     assert not (workplace / "out.json").exists()
+
+
+def test_settings_in_the_knobs_file_are_open(base: Path) -> None:
+    (base / "conf").mkdir()
+    (base / "conf" / "knobs.json").write_text('{\n "batch_size": 8\n}\n')
+    work = tree.copy(base, base.parent / "work")
+    (work / "conf" / "knobs.json").write_text('{\n "batch_size": 16\n}\n')
+    text = tree.diff(base, work).encode()
+    assert rules_of(guard(text, base, SPEC)) == {"work_amount"}
+    result = guard(text, base, {**SPEC, "knobs_file": "conf/knobs.json"})
+    assert result["status"] == "pass" and result["classes"] == ["config"]

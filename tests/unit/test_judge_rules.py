@@ -1,4 +1,5 @@
-"""Each rule of the guard on small pieces of code: what it must refuse, under several disguises, and what it must let pass."""
+"""Each rule of the guard on small pieces of code: what it must refuse, under disguises, and what it must let pass."""
+# ruff: noqa: E501 (a case reads best as one line)
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from scripts.judge.rules import rules
 
 RULES = {rule.NAME: rule for rule in rules()}
 
-BASE = '''\
+BASE = """\
 import os
 import time
 
@@ -74,14 +75,16 @@ def main(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with open(args.log, "w") as log:
         train(model, list(loader), optimizer, log)
-'''
+"""
 LOOP = "        x = batches[step]\n"
 TOP = "class Net(nn.Module):\n"
 FORWARD = "        h = self.drop(F.gelu(self.fc(x)))\n"
 SEED = "    torch.manual_seed(args.seed)\n"
 
 
-def change(old: str, new: str, constraints: dict[str, Any] | None = None, base: str = BASE, name: str = "job.py") -> Change:
+def change(
+    old: str, new: str, constraints: dict[str, Any] | None = None, base: str = BASE, name: str = "job.py"
+) -> Change:
     """A change of one file by search and replace, as the guard hands it to rules."""
     assert base.count(old) == 1, f"{old!r} stands {base.count(old)} times"
     after = base.replace(old, new)
@@ -350,6 +353,7 @@ def test_every_rule_has_a_case_that_it_refuses() -> None:
 
 
 HONEST = [
+    ("    data = np.load(args.data)\n", "    data = np.load(args.data)\n    data = data - np.log(2)\n"),
     (FORWARD, "        h = self.drop(F.gelu(F.linear(x, self.fc.weight, self.fc.bias)))\n"),
     ("lr=1e-3)", "lr=1e-3, fused=True)"),
     ("shuffle=True)", "shuffle=True, pin_memory=True)"),
@@ -395,7 +399,11 @@ def test_permissions_of_the_contract_open_what_they_name() -> None:
 
 
 def test_a_global_flag_is_a_side_effect_unless_the_contract_forbids_it() -> None:
-    for flag in ("torch.backends.cudnn.benchmark = True", "torch.set_float32_matmul_precision('high')", "b = torch.backends\n    b.cudnn.benchmark = True"):
+    for flag in (
+        "torch.backends.cudnn.benchmark = True",
+        "torch.set_float32_matmul_precision('high')",
+        "b = torch.backends\n    b.cudnn.benchmark = True",
+    ):
         edit = SEED, SEED + f"    {flag}\n"
         assert "side_effect" in actions("global_flags", *edit), flag
         assert actions("global_flags", *edit, constraints={"forbid": ["global_flags"]}) == {"refuse"}, flag
@@ -417,7 +425,16 @@ def test_settings_of_the_work_in_data_files_are_refused_but_not_those_of_the_mac
     assert actions("work_amount", "num_workers: 0", "num_workers: 4", base=base, name="c.yaml") == set()
 
 
-@pytest.mark.parametrize("call", ["std::system(\"x\");", "getenv(\"HOME\");", "cudaCtxResetPersistingL2Cache();", "std::thread t(f);", "clock_gettime(0, &t);"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        'std::system("x");',
+        'getenv("HOME");',
+        "cudaCtxResetPersistingL2Cache();",
+        "std::thread t(f);",
+        "clock_gettime(0, &t);",
+    ],
+)
 def test_native_sources_stay_with_the_kernel(call: str) -> None:
     base = "__global__ void k(float* x) { x[0] = 1; }\n"
     assert actions("native_code", base, base + call + "\n", base=base, name="k.cu") == {"refuse"}
@@ -425,14 +442,21 @@ def test_native_sources_stay_with_the_kernel(call: str) -> None:
 
 
 def test_a_launched_kernel_is_not_a_decoy() -> None:
-    kernel = "import triton\n\n\n@triton.jit\ndef fast(p):\n    return\n\n\ndef launch(x):\n    fast[(1,)](x)\n    return x.sum()\n\n\n" + TOP
+    kernel = (
+        "import triton\n\n\n@triton.jit\ndef fast(p):\n    return\n\n\ndef launch(x):\n    fast[(1,)](x)\n    return x.sum()\n\n\n"
+        + TOP
+    )
     made = BASE.replace(TOP, kernel)
     assert "unlaunched_kernels" not in refused_by(FORWARD, FORWARD + "        h = h + launch(h)\n", base=made)
 
 
 def test_moved_code_is_not_new_code() -> None:
     base = "import os\n\n\ndef f():\n    os.system('x')\n    return 1\n"
-    assert refused_by("    os.system('x')\n    return 1\n", "    with open('x') as _:\n        os.system('x')\n    return 1\n", base=base) <= {"earlier_results"}
+    assert refused_by(
+        "    os.system('x')\n    return 1\n",
+        "    with open('x') as _:\n        os.system('x')\n    return 1\n",
+        base=base,
+    ) <= {"earlier_results"}
     assert "processes" in refused_by("    return 1\n", "    os.system('x')\n    return 1\n", base=base)
 
 
@@ -447,6 +471,18 @@ def test_a_log_in_one_piece_is_for_review_and_no_refusal() -> None:
 def test_names_are_followed_through_scopes_that_only_look_like_them() -> None:
     module = Module("x.py", "def f(exec):\n    return exec\n\n\nexec('1')\n")
     calls = [n for n in ast.walk(module.tree) if isinstance(n, ast.Call)]
-    inner = [n for n in ast.walk(module.tree) if isinstance(n, ast.Return)][0].value
+    inner = next(n for n in ast.walk(module.tree) if isinstance(n, ast.Return)).value
     assert module.names.resolve(calls[0].func) == {"builtins.exec"}
     assert module.names.resolve(inner) == frozenset()
+
+
+def test_padding_to_the_longest_row_is_no_smaller_job() -> None:
+    base = "def main(tokenizer, prompts, n):\n    return tokenizer(prompts, padding='max_length', max_length=n)\n"
+    assert refused_by("padding='max_length'", "padding='longest'", base=base) == set()
+    assert refused_by("padding='max_length'", "padding=True", base=base) <= {"work_amount"}
+    assert "work_amount" in refused_by("max_length=n", "max_length=8", base=base)
+
+
+def test_a_logarithm_is_no_log() -> None:
+    base = "import math\n\nimport torch\n\n\ndef f(x):\n    return math.log(2) + torch.log(x).log_softmax(-1)\n"
+    assert refused_by("math.log(2) + torch.log(x).log_softmax(-1)", "x.softmax(-1)", base=base) == set()

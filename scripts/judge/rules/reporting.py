@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 
-from scripts.judge.change import Change, Hit, Module, Site, called_name, dotted, less_often, unparse
+from scripts.judge.change import Change, Hit, Module, Site, below, called_name, dotted, less_often, unparse
 
 NAME = "reporting"
 WHY = "J5, J13, J44: a job that does not evaluate, save or log is another job"
@@ -25,6 +26,8 @@ LOGS = re.compile(
     r"(?i)^(print|log|log_\w+|info|warning|add_scalar\w*|add_histogram|writerow|writerows|report\w*|emit"
     r"|record_metric\w*|write|track|writeheader)$"
 )
+
+NUMERICAL = {"log_softmax", "log_prob", "log_sigmoid", "log_abs_det_jacobian", "log_normal_", "log_", "log_ndtr"}
 
 
 def check(change: Change) -> list[Hit]:
@@ -41,8 +44,22 @@ def _sites(change: Change, pattern: re.Pattern[str], side: str) -> list[tuple[st
     for file in change.files:
         module: Module | None = getattr(file, side)
         if module:
-            found += [(file.path, site) for site in module.sites(lambda call: bool(pattern.match(called_name(call))))]
+            found += [(file.path, site) for site in module.sites(_matching(module, pattern))]
     return found
+
+
+def _matching(module: Module, pattern: re.Pattern[str]) -> Callable[[ast.Call], bool]:
+    """Calls by name, without the logarithms and losses of numerical libraries."""
+
+    def wanted(call: ast.Call) -> bool:
+        name = called_name(call)
+        if not pattern.match(name) or name in NUMERICAL:
+            return False
+        return name != "log" or not any(
+            below(origin, ("math", "torch", "numpy", "jax")) for origin in module.names.resolve(call.func)
+        )
+
+    return wanted
 
 
 def _fewer(kind: str, before: list[tuple[str, Site]], after: list[tuple[str, Site]]) -> list[Hit]:
@@ -77,8 +94,8 @@ def _thinner(change: Change) -> list[Hit]:
     hits = []
     for file in change.both:
         assert file.before is not None and file.after is not None
-        old = [s.node for s in file.before.sites(lambda c: bool(LOGS.match(called_name(c))))]
-        new = [s.node for s in file.after.sites(lambda c: bool(LOGS.match(called_name(c))))]
+        old = [s.node for s in file.before.sites(_matching(file.before, LOGS))]
+        new = [s.node for s in file.after.sites(_matching(file.after, LOGS))]
         widest = max((len(_columns(n)) - sum(isinstance(c, ast.Constant) for c in _columns(n)) for n in old), default=0)
         if old and new and widest:
             now = max(len(_columns(n)) - sum(isinstance(c, ast.Constant) for c in _columns(n)) for n in new)
