@@ -75,7 +75,7 @@ class PlainScanner:
         self.text = text = block.decode("latin-1")  # one character a byte: places are the same
         stats = np.zeros(scan.STATISTICS, np.int64)
         runs: list[Run] = []
-        at, events = start, 0
+        at, events, adrift = start, 0, 0
         while True:
             at = _GAP.match(text, at).end()  # type: ignore[union-attr]
             if text.startswith("{", at):
@@ -84,11 +84,13 @@ class PlainScanner:
                     self.at, self.after = at, after
                     self._store(event, stats)
                     events += 1
-                    at = after
+                    at, adrift = after, 0
                     continue
                 except (ValueError, OverflowError, StopIteration, RecursionError, _Unusual):
                     pass
+            self.general.cursor[scan.ADRIFT] = adrift
             status, at = self.general.step(block, at, stop, final, 1, stats)
+            adrift = int(self.general.cursor[scan.ADRIFT])
             if status == scan.FULL:
                 runs += self.general.take_rows(source)
             elif status != scan.LIMIT:

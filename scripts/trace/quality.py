@@ -72,7 +72,7 @@ class Survey:
     def _durations(self, table: pa.Table, timed: Any, starts: Any, lengths: Any) -> None:
         self.zero += int((lengths == 0).sum())
         self.negative += int((lengths < 0).sum())
-        ends = starts + lengths
+        ends = starts + np.minimum(lengths, np.iinfo(np.int64).max - np.maximum(starts, 0))
         self._first_and_last(ends)
         tracks = self._track_numbers(table)[timed]
         if self.cls == "gpu":

@@ -99,8 +99,9 @@ NONE, TEXT, INTEGER, NUMBER, TRUE, FALSE, NIL, JSON, BARE, DIRTY = 0, 1, 2, 3, 4
 # Counts that `scan` keeps.
 EVENTS, BAD, REPAIRED, LOST_BYTES, TRUNCATED, NO_PHASE, NO_TIME, NO_DURATION, ROUNDED, NUL_BYTES, UNCLOSED = range(11)
 STATISTICS = 16
-# `cursor`: interned strings, bytes of their text, bytes of raw arguments, whether the last new string held a zero hole.
-STRINGS, BLOB, RAW, HOLE = range(4)
+# `cursor`: interned strings, bytes of their text, bytes of raw arguments, whether the last new string held a zero hole, and whether
+# the last event was bad, so that the place may be inside one.
+STRINGS, BLOB, RAW, HOLE, ADRIFT = range(5)
 
 MAX_EVENT = 4 << 20
 MAX_ARGUMENTS = 4096
@@ -276,8 +277,12 @@ def _closes(buf, quote, end):
     if buf[k] != 44:
         return 0
     k = skip(buf, k + 1, end)
-    if k >= end:
-        return -1
+    return -1 if k >= end else _key_follows(buf, k, end)
+
+
+@jit
+def _key_follows(buf, k, end):
+    """1 where a key in quotes and its colon stand at `k`, 0 where not, -1 where the bytes end."""
     if buf[k] != 34:
         return 0
     stop = k + 128
@@ -473,7 +478,7 @@ def value_at(buf, i, end, final):
             k = skip(buf, j + 1, end)
             if k >= end:
                 return _UNFINISHED, i, i, i, 0
-            if buf[k] == 44 or buf[k] == 125 or buf[k] == 93:
+            if buf[k] == 44 or buf[k] == 125 or buf[k] == 93 or _key_follows(buf, k, end) == 1:
                 return TEXT, i + 1, j, j + 1, 0
         elif not final:
             return _UNFINISHED, i, i, i, 0
@@ -498,6 +503,18 @@ def value_at(buf, i, end, final):
     if j < 0:
         return j, i, i, i, 0
     return _literal(buf, i, j), i, j, j, 0
+
+
+@jit
+def _holed(buf, i, j):
+    """Whether eight zero bytes in a row stand in [i, j): a lost page joined two events, which shows as a key that comes twice."""
+    zeros = 0
+    while i < j:
+        zeros = zeros + 1 if buf[i] == 0 else 0
+        if zeros >= 8:
+            return True
+        i += 1
+    return False
 
 
 @jit
@@ -564,6 +581,8 @@ def event_at(buf, pos, end, final, top, entry):
                 return kind, 0, False
             repaired |= kind >= BARE
             if level == 0 and 0 <= word < OWN:
+                if top[word, 0] != NONE and _holed(buf, pos, i):
+                    return _BROKEN, 0, False
                 top[word, 0], top[word, 1], top[word, 2], top[word, 3] = kind, first, after, value
             else:
                 if entries >= MAX_ARGUMENTS:
@@ -579,7 +598,9 @@ def event_at(buf, pos, end, final, top, entry):
         if comma:
             i += 1
         elif buf[i] != 125:
-            return _BROKEN, 0, False
+            if _key_follows(buf, i, end) != 1:
+                return _BROKEN, 0, False
+            repaired = True
 
 
 @jit
@@ -596,7 +617,7 @@ def nanoseconds(buf, i, j):
         if 48 <= c <= 57:
             seen = True
             digit = I(c) - 48
-            if half < 0 and mantissa <= 922337203685477579:
+            if half < 0 and (mantissa <= 922337203685477579 or (mantissa == 922337203685477580 and digit <= 7)):
                 mantissa = mantissa * 10 + digit
                 scale -= 1 if point else 0
             else:
@@ -1074,6 +1095,23 @@ def resync(buf, i, end, final):
 
 
 @jit
+def ends_list(buf, i, end, final, adrift):
+    """Whether the `]` before `i` ends the list of events: 1, 0, or -1 where the bytes end. `adrift`: it may as well end an argument."""
+    while i < end and (buf[i] == 125 or buf[i] == 93 or buf[i] <= 32):
+        i += 1
+    if i >= end:
+        return 1 if final else -1
+    if buf[i] != 44:
+        return 0 if adrift else 1
+    i = skip(buf, i + 1, end)
+    if i >= end:
+        return 1 if final else -1
+    if adrift:
+        return 1 if _document_key(buf, i, end) else 0
+    return 0 if buf[i] == 123 else 1
+
+
+@jit
 def scan(
     buf, pos, end, final, limit, cols, fill, rows, cursor, table, hashes, offsets, kinds, blob, raw, top, entry, stats
 ):
@@ -1091,7 +1129,11 @@ def scan(
         if pos >= end:
             return DONE, end
         if c == 93:
-            return END, pos + 1
+            ends = ends_list(buf, pos + 1, end, final, cursor[ADRIFT] != 0)
+            if ends == 1:
+                return END, pos + 1
+            if ends < 0:
+                return UNFINISHED, pos
         if limit == 0:
             return LIMIT, pos
         if c == 0:
@@ -1133,6 +1175,7 @@ def scan(
                 if stored == 1:
                     stats[EVENTS] += 1
                     stats[REPAIRED] += 1 if repaired else 0
+                    cursor[ADRIFT] = 0
                     pos = after
                     limit -= 1
                     continue
@@ -1160,6 +1203,7 @@ def scan(
             go_on = resync(buf, pos, end, final)
             stats[BAD] += 1
         stats[LOST_BYTES] += go_on - pos
+        cursor[ADRIFT] = 1
         pos = go_on
         limit -= 1
 

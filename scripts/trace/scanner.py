@@ -22,7 +22,7 @@ class Scanner:
         self.cols = np.empty((len(k.CLASSES), k.WIDTH, k.ROWS), np.int64)
         self.fill = np.zeros((len(k.CLASSES), k.WIDTH), np.int64)
         self.rows = np.zeros(len(k.CLASSES), np.int64)
-        self.cursor = np.zeros(4, np.int64)
+        self.cursor = np.zeros(8, np.int64)
         self.table = np.zeros(k.TABLE, np.int32)
         self.hashes = np.empty(k.MAX_STRINGS, np.uint64)
         self.offsets = np.zeros(k.MAX_STRINGS + 1, np.int64)
@@ -37,6 +37,7 @@ class Scanner:
         """Scan `data[start:stop]` (uint8, PADDING bytes longer): (how it ended, place, runs, counts). See `scan.scan`."""
         runs: list[Run] = []
         stats = np.zeros(self.kernel.STATISTICS, np.int64)
+        self.cursor[self.kernel.ADRIFT] = 0
         while True:
             status, start = self.step(data, start, stop, final, -1, stats)
             runs += self.take_rows(source)
