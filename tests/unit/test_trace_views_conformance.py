@@ -153,6 +153,21 @@ def test_12_a_rank_without_gpu_gives_empty_results_and_a_plain_error(opened):
     assert whole["busy_ns"] is None and whole["op_ns"] > 0
 
 
+def test_13_no_sequence_of_three_kernels_under_clone(opened):
+    capture = opened("hta/df_index_resolver__df_index_resolver.json.gz")
+    assert hta.kernel_sequences(capture, "aten::clone") == []
+    assert hta.kernel_sequences(capture, "CompiledFunction")  # the search does find sequences where there are some
+
+
+def test_15_performance_counters(opened):
+    found = hta.performance_counters(opened("hta/cupti_profiler__benchmark_result_924719_1679055439_trace.json.gz"))
+    assert len(found) == 77
+    assert "fft2d_r2c_32x32" in found[5]["name"]
+    assert found[5]["smsp__sass_thread_inst_executed_op_fadd_pred_on.sum"] == 86114304
+    assert (found[5]["top_level_op"], found[5]["bottom_level_op"]) == ("aten::conv2d", "aten::cudnn_convolution")
+    assert hta.performance_counters(opened(NCCL)) == []
+
+
 def test_16_memory_timeline_categories():
     events = json.loads(gzip.decompress((DATA / "hta/memory_analysis__memory_timeline.raw.gz").read_bytes()))
     times, sizes = hta.memory_categories(events)
@@ -177,6 +192,24 @@ def test_18_call_stacks_of_main_and_autograd_thread(opened):
     chain = [host.names[host.name[event]] for event in np.argsort(depth)[1:]]
     # Within the autograd thread: node, its function, operator, launch.
     assert sorted(depth) == [0, 0, 1, 2, 3] and chain[-1] == "cudaLaunchKernel" and chain[-2] == "aten::mm"
+
+
+def test_19_rows_of_a_time_range_and_under_an_operator(opened):
+    capture = opened("hta/timeline_analysis__sampled_rank-0.json.gz")
+    low, high = 1682725898237042_000, 1682725898240570_000
+    count = 0
+    for name in ("gpu", "runtime", "cpu_op", "annotation"):
+        table = capture.table(name, ["ts_ns", "dur_ns"])
+        start, length = table["ts_ns"].to_numpy(), table["dur_ns"].fill_null(0).to_numpy()
+        count += int(((start >= low) & (start + length <= high)).sum())
+    assert count == 93
+    host = capture.host
+    first = next(event for event in range(len(host)) if host.names[host.name[event]] == "forward")
+    under = {first}
+    for event in range(first + 1, len(host)):
+        if host.parent[event] in under:
+            under.add(event)
+    assert len(under) + sum(launch in under for launch in capture.launch.tolist()) == 146
 
 
 # idle, compute, non-compute, kernel time (us) and communication overlap (%) as HTA 0.5.0 prints them; None: HTA raises.

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.trace.capture import Capture, absent, codes, integers_of
+from scripts.trace import nesting
+from scripts.trace.capture import CALL, OP, Capture, absent, codes, integers_of
 
 Array = NDArray[Any]
 COMPUTATION, COMMUNICATION, MEMORY, OTHER = "COMPUTATION", "COMMUNICATION", "MEMORY", "OTHER"
@@ -397,6 +398,53 @@ def memory_categories(events: list[list[int]]) -> tuple[list[int], list[list[int
             sizes.append(list(sizes[-1]) if sizes else [0] * 8)
         sizes[-1][category] += count
     return times, sizes
+
+
+def performance_counters(capture: Capture) -> list[dict[str, Any]]:
+    """CUPTI counters of each profiled range: name, start, one key a counter, and the operators around the launch.
+
+    Ranges carry no correlation: the n-th range is the n-th launch of a kernel. Empty without ranges.
+    """
+    table = capture.table("counter", ["ts_ns", "name", "cat", "series", "value"])
+    ranges: dict[tuple[int, str], dict[str, Any]] = {}
+    for row in table.to_pylist():
+        if row["cat"] == "cuda_profiler_range":
+            known = ranges.setdefault((row["ts_ns"], row["name"]), {"start_ns": row["ts_ns"], "name": row["name"]})
+            known[row["series"]] = row["value"]
+    host = capture.host
+    launches = np.flatnonzero(host.flag(lambda name: "LaunchKernel" in name) & (host.kind == CALL))
+    launches = launches[np.argsort(host.start[launches], kind="stable")]
+    found = sorted(ranges.values(), key=lambda row: row["start_ns"])
+    if len(launches) == len(found):
+        for row, launch in zip(found, launches.tolist()):
+            for key, op in (("top_level_op", host.top_op[launch]), ("bottom_level_op", host.op[launch])):
+                row[key] = host.names[host.name[op]] if op >= 0 else None
+    return found
+
+
+def kernel_sequences(capture: Capture, operator: str, *, least: int = 3) -> list[dict[str, Any]]:
+    """Sequences of at least so many kernels under the outermost operators whose name contains `operator`, the frequent
+    first.
+    """
+    host, gpu = capture.host, capture.gpu
+    roots = nesting.outermost(host.flag(lambda name: operator in name) & (host.kind == OP), host.parent)
+    launch = capture.launch
+    root = np.where(launch >= 0, roots[np.maximum(launch, 0)], -1)
+    kernels: dict[int, list[int]] = {}
+    for event in np.flatnonzero(root >= 0).tolist():
+        kernels.setdefault(int(root[event]), []).append(event)
+    counts: dict[tuple[str, ...], list[int]] = {}
+    for one, events in kernels.items():
+        if len(events) >= least:
+            pattern = (host.names[host.name[one]], *(gpu.names[gpu.name[event]] for event in events))
+            length = int((gpu.end - gpu.start)[events].sum())
+            total = counts.setdefault(pattern, [0, 0, 0])
+            total[:] = total[0] + 1, total[1] + length, total[2] + int(host.end[one] - host.start[one])
+    found = [
+        {"pattern": pattern, "count": count, "gpu_ns": gpu_ns, "cpu_ns": cpu_ns}
+        for pattern, (count, gpu_ns, cpu_ns) in counts.items()
+    ]
+    return sorted(found, key=lambda row: (-row["count"], row["pattern"]))
 
 
 def kernel_type(name: str) -> str:
