@@ -174,8 +174,8 @@ def _records(folder: Path) -> dict[str, Any]:
         first = json.loads((marks.read_text(encoding="utf-8").splitlines() or ["{}"])[0])
         if first.get("imports_ns") is not None:
             found["import_s"] = first["imports_ns"] / 1e9
-        elif first.get("torch_imported_ns") and first.get("process_start_ns"):
-            found["import_s"] = (first["torch_imported_ns"] - first["process_start_ns"]) / 1e9
+        if first.get("torch_imported_ns") and first.get("process_start_ns") is not None:
+            found["torch_s"] = (first["torch_imported_ns"] - first["process_start_ns"]) / 1e9
     header = next(iter(sorted((folder / "records").glob("rank0.jsonl"))), None)
     if header is not None:
         lines = header.read_text(encoding="utf-8").splitlines()

@@ -1,0 +1,127 @@
+"""Planted faults against detectors: is each found by its detector, ranked, anchored, and is its ceiling the gain of
+removing it?
+
+    python benchmarks/diagnose_planted.py [NAME ...] [--pairs 3] [--keep DIR]
+
+Each job of tests/planted/jobs runs with its fault and, line for line, without it: once profiled (parsed, summarised
+and diagnosed by
+the pipeline's own programs) and `--pairs` times unprofiled in alternating order. Gains are ratios of CPU seconds of
+whole processes,
+so that other work on the machine disturbs them little. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "planted")]
+
+import planted  # noqa: E402
+
+WITHIN, CLEAN = 0.30, 0.03
+
+
+def measure(name: str, folder: Path, pairs: int) -> dict[str, Any]:
+    """One planted job: findings of both arms and the measured gain."""
+    gains = []
+    for pair in range(pairs):
+        cpu = {}
+        for arm in ("fault", "clean") if pair % 2 == 0 else ("clean", "fault"):
+            run = planted.launch(name, arm, folder, plain=True)
+            cpu[arm] = run["cpu_user_s"] + run["cpu_system_s"]
+        gains.append(1 - cpu["clean"] / cpu["fault"])
+    found = {}
+    for arm in ("fault", "clean"):
+        planted.launch(name, arm, folder, plain=False)
+        found[arm] = planted.diagnose(name, arm, folder, summarise=True)
+    return row(name, found["fault"], found["clean"], statistics.median(gains), planted.read(name).fault_lines)
+
+
+def row(name: str, fault: dict[str, Any], clean: dict[str, Any], gain: float, lines: set[int]) -> dict[str, Any]:
+    """The benchmark's row of a job: rank and ceiling of its finding, alarms on the twin, whether the anchor lies in
+    the fault."""
+    findings = fault["findings"]
+    rank = next((n for n, f in enumerate(findings, 1) if f["id"] == name), None)
+    mine = findings[rank - 1] if rank else None
+    ceiling = mine["ceiling"]["fraction"] if mine and mine["ceiling"] else None
+    shares = {f["id"]: f["ceiling"]["fraction"] for f in reversed(findings) if f["ceiling"]}
+    alarms = {
+        f["id"]: f["ceiling"]["fraction"]
+        for f in clean["findings"]
+        if f["ceiling"] and f["ceiling"]["fraction"] > CLEAN
+    }
+    failed = [e["id"] for arm in (fault, clean) for e in arm["looked_for"] if e["result"] == "failed"]
+    return {
+        "name": name,
+        "rank": rank,
+        "ceiling": ceiling,
+        "gain": gain,
+        "ratio": ceiling / gain if ceiling and gain > 0 else None,
+        "anchored": bool(lines & {a["line"] for a in mine["anchors"]}) if mine and lines else None,
+        "shares": shares,
+        "alarms": alarms,
+        "failed": failed,
+    }
+
+
+def matrix(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: planted fault against the findings above 3 % of the job, its own in bold."""
+    out = [
+        "| planted fault | found, rank | at most | measured gain | ratio | line named | other findings above 3 % | "
+        "above 3 % on the clean twin |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        others = ", ".join(f"{i} {s:.0%}" for i, s in r["shares"].items() if i != r["name"] and s > CLEAN) or "-"
+        alarms = ", ".join(f"{i} {s:.0%}" for i, s in r["alarms"].items()) or "none"
+        ceiling = f"{r['ceiling']:.1%}" if r["ceiling"] is not None else "-"
+        ratio = f"{r['ratio']:.2f}" if r["ratio"] else "-"
+        named = {True: "yes", False: "no", None: "-"}[r["anchored"]]
+        found = f"**yes**, {r['rank']}" if r["rank"] else "no"
+        out.append(f"| {r['name']} | {found} | {ceiling} | {r['gain']:.1%} | {ratio} | {named} | {others} | {alarms} |")
+    return "\n".join(out)
+
+
+def main() -> int:
+    """Measure, print the matrix and the bars."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(planted.names())}")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--keep", type=Path)
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="wholejob-planted-") as temporary:
+        for name in args.names or planted.names():
+            try:
+                rows.append(measure(name, (args.keep or Path(temporary)) / name, args.pairs))
+            except RuntimeError as error:
+                print(f"{name}: not measured: {error}", file=sys.stderr)
+                continue
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    print(matrix(rows))
+    total = len(rows)
+    bars = {
+        "found": sum(r["rank"] is not None for r in rows),
+        "ranked_first_or_second": sum((r["rank"] or 9) <= 2 for r in rows),
+        "ceiling_within_30_percent": sum(r["ratio"] is not None and abs(r["ratio"] - 1) <= WITHIN for r in rows),
+        "clean_twins_silent": sum(not r["alarms"] for r in rows),
+        "detectors_failed": sum(len(r["failed"]) for r in rows),
+    }
+    ok = total == len(args.names or planted.names()) and bars["detectors_failed"] == 0
+    ok = ok and all(bars[key] == total for key in bars if key != "detectors_failed")
+    print(
+        json.dumps({"bench": "diagnose_planted", "metrics": {"jobs": total, **bars}, "bars": {"all": total}, "ok": ok})
+    )
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
