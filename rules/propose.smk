@@ -12,16 +12,6 @@ def brief_of(wildcards):
     return (W if int(wildcards.round) == 0 else ROUND) + "/brief.md"
 
 
-def earlier_verdicts(wildcards):
-    """What the judge said about this proposer's candidates of the rounds before."""
-    return expand(
-        C + "/verdict.json",
-        device=wildcards.device,
-        workload=wildcards.workload,
-        proposer=wildcards.proposer,
-        round=range(int(wildcards.round)),
-        candidate=candidates(wildcards.workload),
-    )
 
 
 def given_files(wildcards):
@@ -45,7 +35,6 @@ checkpoint propose:
         source=W + "/source.json",
         findings=W + "/findings.json",
         stack=earlier_stack,
-        history=earlier_verdicts,
         given=given_files,
         prompts=sorted(glob("scripts/propose/prompts/*.j2")),
         code=code("propose.propose"),
@@ -56,6 +45,7 @@ checkpoint propose:
     params:
         proposer=lambda wildcards: proposers(wildcards.workload)[wildcards.proposer],
         stack=lambda wildcards, input: f"--stack {input.stack}" if input.stack else "",
+        history=rounds_before,
         folder=C,
         trace=W + "/trace",
     resources:
@@ -65,5 +55,5 @@ checkpoint propose:
     shell:
         "python -m scripts.propose.propose --spec {input.spec} --source {input.source}"
         " --findings {input.findings} --brief {input.brief} {params.stack}"
-        " --history {input.history} --trace {params.trace} --proposer {params.proposer:q}"
+        " --history {params.history} --trace {params.trace} --proposer {params.proposer:q}"
         " --round {wildcards.round} --candidate {wildcards.candidate} -o {params.folder} > {log} 2>&1"

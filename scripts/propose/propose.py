@@ -15,6 +15,7 @@ from typing import Any
 from scripts.common import tree as trees
 from scripts.common.errors import InputError, run
 from scripts.common.files import read_json
+from scripts.common.history import verdict_files
 from scripts.propose.proposal import Answer, Task, read_history, write
 
 KINDS = "playbook, knobs, file:PATH, git:URL@REV, replay:DIR or a litellm model id such as anthropic/NAME"
@@ -82,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--brief", type=Path, required=True)
     parser.add_argument("--stack", type=Path, help="the stack of the round before")
     parser.add_argument(
-        "--history", type=Path, nargs="*", default=[], help="verdict.json of earlier rounds, proposal.json beside each"
+        "--history", type=Path, nargs="*", default=[], help="folders of the earlier rounds, or verdict.json files, a proposal.json beside each"
     )
     parser.add_argument("--trace", type=Path, help="folder with views/ and events/, for an agent's SQL")
     parser.add_argument("--proposer", required=True, help=KINDS)
@@ -96,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         args.findings,
         args.brief,
         args.stack,
-        args.history,
+        verdict_files(args.history),
         args.proposer,
         (args.round, args.candidate),
         args.trace,

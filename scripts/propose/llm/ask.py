@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import InputError
-from scripts.propose.codemod import editable, texts
+from scripts.propose.codemod import Refusal, editable, texts
 from scripts.propose.llm import answer as answers
 from scripts.propose.llm.budget import Ledger
 from scripts.propose.llm.client import Client, NotMeasured
@@ -40,8 +41,9 @@ TIMEOUT_S = 300.0
 
 def propose(task: Task, provider: Provider | None = None) -> Answer:
     """One structured answer of the task's model, or of the tape that the proposer names."""
-    settings = task.spec.get("llm") or {}
-    model, tape = _model_and_tape(task, settings)
+    model, tape = _model_and_tape(task, task.spec.get("llm") or {})
+    settings = {**(task.spec.get("llm") or {}), **recorded_settings(tape)}
+    task = replace(task, spec={**task.spec, "llm": settings})
     client = Client(
         provider=provider or LiteLLM(settings.get("api_base")),
         tape=tape,
@@ -72,6 +74,15 @@ def propose(task: Task, provider: Provider | None = None) -> Answer:
         result.status, result.reason = "not_measured", str(reason)
     result.usage = client.spent.document()
     return result
+
+
+def recorded_settings(tape: Tape) -> dict[str, Any]:
+    """How the answers of a tape were asked for, where its `settings.json` says so; replaying must ask the same way."""
+    path = tape.folder / "settings.json"
+    if tape.mode != "replay" or not path.is_file():
+        return {}
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    return {key: value for key, value in settings.items() if key not in ("record", "tape", "api_base")}
 
 
 def limits(task: Task, model: str) -> dict[str, Mapping[str, float | None]]:
@@ -260,7 +271,10 @@ def first_messages(task: Task, agent: bool) -> list[dict[str, Any]]:
 
 
 def _finding(task: Task) -> dict[str, Any] | None:
-    """Candidate c gets the c-th finding that points at editable source, in turn."""
+    """Candidate c gets the c-th finding that points at editable source, in turn; a setting can fix which one."""
+    fixed = (task.spec.get("llm") or {}).get("finding")
+    if fixed:
+        return next((finding for finding in task.findings if finding["id"] == fixed), None)
     usable = [
         f for f in task.findings if any(editable(a.get("path") or "", task.spec) for a in f.get("anchors") or [])
     ] or task.findings
@@ -291,34 +305,49 @@ def _sources(task: Task) -> tuple[list[dict[str, str]], list[str]]:
 
 
 def _region(task: Task) -> tuple[str, str]:
-    """The lines that the finding's first editable anchor is in: the whole statement."""
-    import ast
+    """(path, lines): the statement that the finding's first known fix would change, so that a small model writes only its text.
 
-    for anchor in (_finding(task) or {}).get("anchors") or []:
-        path, line = anchor.get("path") or "", anchor.get("line") or 0
-        text = read(task, path)
-        if text is None or not editable(path, task.spec):
+    Nothing measured is in such a request, so that one tape serves every machine.
+    """
+    finding = _finding(task)
+    if finding is None:
+        raise NotMeasured("no finding to work on")
+    for name in fixes_for(finding["id"]):
+        try:
+            edits = fixes()[name].fix(task.tree, finding, task.spec)
+        except Refusal:
             continue
-        best: tuple[int, int] | None = None
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.stmt) and node.end_lineno and node.lineno <= line <= node.end_lineno:
-                size = node.end_lineno - node.lineno
-                if size <= 12 and (best is None or size < best[1] - best[0]):
-                    best = (node.lineno, node.end_lineno)
-        if best:
-            return path, "\n".join(text.split("\n")[best[0] - 1 : best[1]])
-    raise NotMeasured("no finding points at a statement of the editable source")
+        for path, text in edits.items():
+            old = read(task, path) or ""
+            lines = _changed_statement(old, text)
+            if lines is not None:
+                return path, lines
+    raise NotMeasured(f"no known fix of {finding['id']} says which statement to change")
+
+
+def _changed_statement(old: str, new: str) -> str | None:
+    """The smallest whole statement of `old` that holds the first line that differs."""
+    import ast
+    import difflib
+
+    matcher = difflib.SequenceMatcher(None, old.split("\n"), new.split("\n"), autojunk=False)
+    first = next((i1 + 1 for tag, i1, _, _, _ in matcher.get_opcodes() if tag != "equal"), None)
+    if first is None:
+        return None
+    spans = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(ast.parse(old))
+        if isinstance(node, ast.stmt) and node.lineno <= first <= (node.end_lineno or node.lineno)
+    ]
+    if not spans:
+        return None
+    begin, end = min(spans, key=lambda span: span[1] - span[0])
+    lines = "\n".join(old.split("\n")[begin - 1 : end])
+    return lines if old.count(lines) == 1 else None
 
 
 def _region_messages(task: Task, region: tuple[str, str]) -> list[dict[str, Any]]:
-    finding = _finding(task) or {}
-    names = [name for name in fixes_for(finding.get("id", "")) if name in fixes()]
-    hint = (fixes()[names[0]].__doc__ or "").strip().splitlines()[0] if names else ""
-    text = render(
-        "region",
-        finding={"title": finding.get("title", ""), "cause": finding.get("cause", "")},
-        hint=hint,
-        path=region[0],
-        lines=region[1],
-    )
+    finding = (_finding(task) or {})["id"]
+    hint = (fixes()[fixes_for(finding)[0]].__doc__ or "").strip().splitlines()[0]
+    text = render("region", finding=finding.replace("_", " "), hint=hint, path=region[0], lines=region[1])
     return [{"role": "user", "content": text}]

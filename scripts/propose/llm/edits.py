@@ -117,6 +117,8 @@ def _place(text: str, search: str, replace: str) -> tuple[int, int, str]:
         start, end = exact[0], exact[0] + len(search)
         if _cuts_word(text, start, end):
             raise EditError(f"`search` begins or ends inside a word on line {_line(text, start)}; quote whole lines")
+        if "\n" in search.strip("\n") and _cuts_line(text, start, end):
+            raise EditError(f"`search` has several lines and begins or ends inside one, at line {_line(text, start)}; quote whole lines")
         if search.endswith("\n") and not replace.endswith("\n") and replace and end < len(text):
             replace += "\n"
         return start, end, replace
@@ -212,6 +214,13 @@ def _cuts_word(text: str, start: int, end: int) -> bool:
     before = start > 0 and _word(text[start - 1]) and _word(text[start])
     after = end < len(text) and _word(text[end]) and _word(text[end - 1])
     return before or after
+
+
+def _cuts_line(text: str, start: int, end: int) -> bool:
+    before = text[text.rfind("\n", 0, start) + 1 : start]
+    stop = text.find("\n", end)
+    after = "" if text[end - 1] == "\n" else text[end : stop if stop >= 0 else len(text)]
+    return bool(before.strip() or after.strip())
 
 
 def _word(character: str) -> bool:
