@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 
 from scripts.common.device import slug as device_slug
 from scripts.common.errors import InputError
-from scripts.common.imports import code
+from scripts.common.imports import stamp as code
 from scripts.source import spec as specs
 
 
@@ -91,6 +91,17 @@ def earlier_stack(wildcards):
     if int(wildcards.round) == 0:
         return []
     return f"{W}/{{proposer}}/r{int(wildcards.round) - 1}/stack.json".format(**wildcards)
+
+
+def rounds_before(wildcards):
+    """Folders of the rounds before, whose verdicts are read as history.
+
+    The stack of the round before is the input that stands for them: an edge to each verdict would make the graph quadratic.
+    """
+    return [
+        f"{W}/{{proposer}}/r{earlier}".format(**wildcards)
+        for earlier in range(int(wildcards.round))
+    ]
 
 
 def final_verdicts():

@@ -6,13 +6,6 @@ Inputs: the profiled run with its events and views, the source, the timed baseli
 from pathlib import Path as _Path
 
 
-def tried_before(wildcards):
-    """Verdicts of the rounds before, oldest first: what was tried and what happened."""
-    return [
-        f"{W}/{{proposer}}/r{earlier}/c{candidate}/verdict.json".format(**wildcards)
-        for earlier in range(int(wildcards.round))
-        for candidate in candidates(wildcards.workload)
-    ]
 
 
 # The brief's words and the names of the known fixes are read from folders, so that adding a file reruns what shows them.
@@ -25,7 +18,7 @@ rule structure:
     input:
         run=W + "/trace/run.json",
         modules=W + "/trace/modules.json",
-        quality=W + "/trace/events/quality.json",
+        quality=W + "/trace/quality.json",
         views=W + "/trace/views/views.json",
         source=W + "/source.json",
         code=code("diagnose.structure"),
@@ -44,7 +37,7 @@ rule findings:
     input:
         spec=spec_part("propose"),
         structure=W + "/structure.json",
-        quality=W + "/trace/events/quality.json",
+        quality=W + "/trace/quality.json",
         views=W + "/trace/views/views.json",
         aa=W + "/timing/aa.json",
         fixes=FIXES,
@@ -90,15 +83,16 @@ rule round_brief:
         findings=W + "/findings.json",
         source=W + "/source.json",
         views=W + "/trace/views/views.json",
-        history=tried_before,
+        stack=earlier_stack,
         templates=TEMPLATES,
         code=code("diagnose.brief"),
     output:
         ROUND + "/brief.md",
     params:
         views=W + "/trace/views",
+        history=rounds_before,
     log:
         LOGS + "/{proposer}/r{round}/brief.log",
     shell:
         "python -m scripts.diagnose.brief --spec {input.spec} --structure {input.structure} --findings {input.findings}"
-        " --source {input.source} --views {params.views} --history {input.history} -o {output} 2> {log}"
+        " --source {input.source} --views {params.views} --history {params.history} -o {output} 2> {log}"

@@ -20,7 +20,7 @@ rule profile:
         gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
     shell:
         "python -m scripts.trace.profile --spec {input.spec} --source {input.source} --env {input.env}"
-        " -o {output.run} 2> {log}"
+        " -o {output.run} > {log} 2>&1"
 
 
 rule parse:
@@ -29,20 +29,20 @@ rule parse:
         run=W + "/trace/run.json",
         code=code("trace.parse"),
     output:
-        quality=W + "/trace/events/quality.json",
+        quality=W + "/trace/quality.json",
     params:
         raw=W + "/trace/raw",
-        events=W + "/trace/events",
+        folder=W + "/trace",
     log:
         LOGS + "/parse.log",
     shell:
-        "python -m scripts.trace.parse {params.raw}/*.json.gz -o {params.events} 2> {log}"
+        "python -m scripts.trace.parse {params.raw}/*.json.gz -o {params.folder} > {log} 2>&1"
 
 
 rule summarise:
     """The views: where the time went."""
     input:
-        quality=W + "/trace/events/quality.json",
+        quality=W + "/trace/quality.json",
         code=code("trace.summarise"),
     output:
         views=W + "/trace/views/views.json",
@@ -52,4 +52,4 @@ rule summarise:
     log:
         LOGS + "/summarise.log",
     shell:
-        "python -m scripts.trace.summarise {params.events} -o {params.views} 2> {log}"
+        "python -m scripts.trace.summarise {params.events} -o {params.views} > {log} 2>&1"

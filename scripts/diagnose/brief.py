@@ -18,6 +18,7 @@ from typing import Any
 
 from scripts.common.errors import InputError, run
 from scripts.common.files import read_json, write_text
+from scripts.common.history import verdict_files
 from scripts.common.tree import stored
 from scripts.diagnose.measured import views_document
 from scripts.diagnose.source import excerpt
@@ -212,7 +213,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--source", type=Path, help="source.json, or a folder with the source: for code excerpts")
     parser.add_argument("--views", type=Path)
     parser.add_argument(
-        "--history", type=Path, nargs="*", default=[], help="verdict.json of earlier candidates, oldest first"
+        "--history",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="folders of the earlier rounds, or verdict.json files, oldest first",
     )
     parser.add_argument("--tokens", type=int, default=12_000)
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -227,7 +232,7 @@ def main(argv: list[str] | None = None) -> int:
         read_json(args.findings, "findings"),
         tree=tree,
         summary=summary,
-        history=[tried(path) for path in args.history],
+        history=[tried(path) for path in verdict_files(args.history)],
         budget=args.tokens,
     )
     write_text(args.output, text)

@@ -83,7 +83,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--brief", type=Path, required=True)
     parser.add_argument("--stack", type=Path, help="the stack of the round before")
     parser.add_argument(
-        "--history", type=Path, nargs="*", default=[], help="folders of the earlier rounds, or verdict.json files, a proposal.json beside each"
+        "--history",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="folders of the earlier rounds, or verdict.json files, a proposal.json beside each",
     )
     parser.add_argument("--trace", type=Path, help="folder with views/ and events/, for an agent's SQL")
     parser.add_argument("--proposer", required=True, help=KINDS)
