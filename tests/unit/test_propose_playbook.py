@@ -842,3 +842,121 @@ def test_compilation(tmp_path: Path) -> None:
     short = {**WRITER, "measure": {"horizon": {"steps": 24}}}
     for name in ("compile_model", "compile_dynamic", "compile_regions"):
         refuse(tmp_path / "s" / name, name, before, "runs 24 steps", short)
+
+
+# Averages, weights, files, lengths, backends
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for e, p in zip(ema.parameters(), model.parameters()):\n    # slow one\n    e.mul_(d).add_(p, alpha=1 - d)\n",
+        "for e, p in zip(ema.parameters(), model.parameters()):\n    e.lerp_(p, 1 - d)\n",
+        "msd = model.state_dict()\nfor k, v in ema.state_dict().items():\n    if v.dtype.is_floating_point:  # FP32\n        v *= d\n        v += (1 - d) * msd[k].detach()\n",
+    ],
+    ids=["chained", "lerp", "ultralytics"],
+)
+def test_foreach_ema_computes_the_same_average(tmp_path: Path, loop: str) -> None:
+    torch = pytest.importorskip("torch")
+    before = "import torch\n\n@torch.no_grad()\ndef update(ema, model, d):\n" + textwrap.indent(loop, "    ")
+    text = apply(tmp_path, "foreach_ema", before)["train.py"]
+    assert "torch._foreach_mul_(averages, d)\n    torch._foreach_add_(averages, values, alpha=1 - d)\n" in text
+    assert ("# slow one" in before) == ("# slow one" in text) and ("# FP32" in before) == ("# FP32" in text)
+    results = []
+    for source in (before, text):
+        torch.manual_seed(0)
+        ema, model = (torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)) for _ in range(2))
+        space: dict[str, Any] = {}
+        exec(source, space)
+        space["update"](ema, model, 0.9)
+        results.append(list(ema.state_dict().values()))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_foreach_ema_refuses_a_decay_for_each_tensor(tmp_path: Path) -> None:
+    text = "import torch\n\ndef ema(pairs):\n    for e, p, d in pairs:\n        e.mul_(d).add_(p, alpha=1 - d)\n"
+    refuse(tmp_path, "foreach_ema", text, "differs from tensor to tensor")
+
+
+DECODE = """
+    import torch
+
+    class Pipeline:
+        def decode(self, latents):
+            self.vae.to(self.device)  # needed now
+            image = self.vae.decode(latents)
+            self.vae.to("cpu")
+            return image.cpu()
+"""
+
+
+def test_keep_on_device(tmp_path: Path) -> None:
+    text = apply(tmp_path, "keep_on_device", DECODE)["train.py"]
+    assert changed(DECODE, text) == (['self.vae.to("cpu")'], [])
+    refuse(tmp_path / "t", "keep_on_device", DECODE + "\n    def train(loss):\n        loss.backward()\n", "trains")
+    refuse(tmp_path / "m", "keep_on_device", DECODE, "no more memory", {**WRITER, "constraints": {"memory_growth": 1.0}})
+    refuse(tmp_path / "o", "keep_on_device", DECODE.replace("self.vae.to(self.device)", "pass"), "no function that moves")
+
+
+FILES = """
+    import numpy as np
+    from PIL import Image
+
+    class Photos:
+        def __init__(self, paths):
+            self.paths = paths
+
+        def __getitem__(self, i):
+            path = self.paths[i]
+            # 640 x 480
+            image = np.array(Image.open(path))
+            return image / 255
+"""
+
+
+def test_cache_decoded(tmp_path: Path) -> None:
+    text = apply(tmp_path, "cache_decoded", FILES)["train.py"]
+    assert "        self.paths = paths\n        self._decoded = {}\n" in text
+    assert "        # 640 x 480\n        if i not in self._decoded:\n            self._decoded[i] = np.array(Image.open(path))\n        image = self._decoded[i]\n" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("return image / 255", "image[0] = 0\n            return image", "changed in place"),
+        ("path = self.paths[i]", "path = self.paths[choice()]", "more than the index"),
+        ("np.array(Image.open(path))", "Image.open(path)", "no data set"),
+        ("class Photos", "loader = DataLoader(num_workers=4)\n\n    class Photos", "would forget"),
+    ],
+)
+def test_cache_decoded_refuses(tmp_path: Path, old: str, new: str, why: str) -> None:
+    assert old in FILES
+    refuse(tmp_path, "cache_decoded", FILES.replace(old, new), why)
+
+
+def test_length_bucketing_needs_a_free_order(tmp_path: Path) -> None:
+    before = "from transformers import TrainingArguments\nargs = TrainingArguments(output_dir=out, learning_rate=1e-4)\n"
+    refuse(tmp_path, "length_bucketing", before, "order is fixed")
+    free = {**WRITER, "constraints": {"data_order": "free"}}
+    text = apply(tmp_path / "f", "length_bucketing", before, free)["train.py"]
+    assert 'learning_rate=1e-4, train_sampling_strategy="group_by_length")' in text
+    old = before.replace("learning_rate=1e-4", "group_by_length=False")
+    assert "group_by_length=True)" in apply(tmp_path / "o", "length_bucketing", old, free)["train.py"]
+    refuse(tmp_path / "n", "length_bucketing", "import torch\n", "no Hugging Face trainer", free)
+
+
+def test_sdpa_backend(tmp_path: Path) -> None:
+    before = "from transformers import AutoModel\nmodel = AutoModel.from_pretrained(name, attn_implementation='eager')\n"
+    assert "attn_implementation='sdpa'" in apply(tmp_path, "sdpa_backend", before)["train.py"]
+    refuse(tmp_path / "w", "sdpa_backend", before + "model(x, output_attentions=True)\n", "attention weights")
+    varying = tmp_path / "v"
+    varying.mkdir()
+    source = 'import torch\nimport torch.nn.functional as F\n\nif __name__ == "__main__":\n    F.scaled_dot_product_attention(q, k, v)\n'
+    (varying / "train.py").write_text(source)
+    finding = {"id": "new_shapes_slow_steps", "anchors": []}
+    edits = fixes()["sdpa_backend"].fix(varying, finding, GPU)
+    assert "import torch.nn.functional as F\n\ntorch.backends.cuda.enable_cudnn_sdp(False)\n" in edits["train.py"]
+    for spec, why in ((WRITER, "no GPU"), ({**GPU, "constraints": {"forbid": ["global_flags"]}}, "forbid")):
+        with pytest.raises(Refusal, match=why):
+            fixes()["sdpa_backend"].fix(varying, finding, spec)
