@@ -1,8 +1,11 @@
 """The summary of a tensor: its algorithm as the docstring states it, on every dtype, and what it can tell apart."""
 
+import ctypes
 import hashlib
 import math
+import shutil
 import struct
+import subprocess
 import weakref
 
 import numpy as np
@@ -11,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parity import summary
+from parity import kernel, summary
 
 FLOATS = ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
 INTEGERS = ["uint8", "int8", "int16", "int32", "int64", "bool"]
@@ -210,3 +213,60 @@ def test_autocast_and_inference_mode_do_not_change_the_numbers():
         assert summary.summarize(x, "x") == plain
     with torch.inference_mode():
         assert summary.summarize(x.clone(), "x") == plain
+
+
+HARNESS = """
+#include <cstdint>
+#define __global__
+#define CONVERT_HALF(x, half) x = 0
+struct Place { int x; };
+static Place blockIdx, blockDim, threadIdx;
+%s
+extern "C" void run(const void* d, const signed char* c, const signed char* r, double* out, int n, int w, int p, int t, int type) {
+  blockDim.x = 256;
+  for (blockIdx.x = 0; blockIdx.x < 64 * t / 256; blockIdx.x++)
+    for (threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++) parity_summary(d, c, r, out, n, w, p, t, type);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel_on_cpu(tmp_path_factory):
+    """The CUDA source, compiled as C++ with the grid as two loops."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++: the CUDA source cannot be run on the CPU")
+    folder = tmp_path_factory.mktemp("kernel")
+    (folder / "k.cpp").write_text(HARNESS % kernel.SOURCE)
+    subprocess.run(["g++", "-O1", "-w", "-shared", "-fPIC", "-o", str(folder / "k.so"), str(folder / "k.cpp")], check=True)
+    return ctypes.CDLL(str(folder / "k.so")).run
+
+
+@pytest.mark.parametrize("n", [70_000, 4093 * 64, 4093 * 64 + 1, 4093 * 130 + 11])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cuda_kernel_computes_the_same_summary(kernel_on_cpu, n, dtype):
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
+    width, rows, per_bucket = summary.layout(n)
+    signs = [torch.frombuffer(bytearray(summary.seed_bytes("t", [n], part, count)), dtype=torch.int8) & 1 for part, count in (("columns", width), ("rows", rows))]
+    columns, row_signs = (part * 2 - 1 for part in signs)
+    threads = kernel.threads_for(n)
+    out = torch.empty(9 * 64 * threads, dtype=torch.float64)
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, columns, row_signs, out)]
+    kernel_on_cpu(*pointers, n, width, per_bucket, threads, kernel.TYPES[str(dtype)[6:]])
+    head, sketch = kernel.finish(torch, out.view(9, 64, threads))
+    wanted = summary.summarize(x, "t")
+    assert sketch.tolist() == pytest.approx(wanted["sketch"], rel=1e-9, abs=1e-9)
+    got = dict(zip(("sum", "l2", "abs_mean", "min", "max"), head.tolist()))
+    got["abs_mean"] /= n
+    for key, value in got.items():
+        assert value == pytest.approx(wanted[key], rel=1e-9), key
+
+
+def test_the_cuda_kernel_counts_non_finite_values(kernel_on_cpu):
+    x = torch.ones(70_000)
+    x[[5, 600, 69_999]] = torch.tensor([math.nan, math.inf, -math.inf])
+    width, rows, per_bucket = summary.layout(70_000)
+    ones = torch.ones(max(width, rows), dtype=torch.int8)
+    out = torch.empty(9 * 64 * 256, dtype=torch.float64)
+    kernel_on_cpu(*[ctypes.c_void_p(t.data_ptr()) for t in (x, ones, ones, out)], 70_000, width, per_bucket, 256, 0)
+    head, _ = kernel.finish(torch, out.view(9, 64, 256))
+    assert head[5:].tolist() == [1, 1, 1] and math.isnan(head[3]) and math.isnan(head[4])
