@@ -47,18 +47,6 @@ def last_stack(wildcards):
     return f"{W}/{{proposer}}/r{last}/stack.json".format(**wildcards)
 
 
-def accepted_patches(wildcards):
-    """Every patch that a stack may name."""
-    return expand(
-        C + "/patch.diff",
-        device=wildcards.device,
-        workload=wildcards.workload,
-        proposer=wildcards.proposer,
-        round=rounds(wildcards.workload),
-        candidate=candidates(wildcards.workload),
-    )
-
-
 def option(flag):
     """A params function: `flag path` where there is an earlier stack, nothing in the first round."""
 
@@ -226,7 +214,6 @@ rule attribution:
         spec=spec_part("judge"),
         env=W + "/env.json",
         stack=last_stack,
-        patches=accepted_patches,
         code=code("judge.attribution"),
     output:
         document=W + "/{proposer}/attribution.json",

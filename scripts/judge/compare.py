@@ -19,7 +19,7 @@ from scripts.judge import outputs
 
 SCHEMA = "wholejob/parity@1"
 ORDER = ("failed_run", "different", "undecided", "equivalent")
-FREE_ORDER = ("sample_hash", "target_hash")
+FREE_ORDER = ("sample_hash*", "target_hash*")
 PRECISION = {
     "matmul_tf32", "cudnn_tf32", "matmul_precision", "default_dtype", "bf16_reduced_reduction",
     "fp16_reduced_reduction", "autocast",
@@ -85,7 +85,7 @@ def _seed(spec: dict[str, Any], noise: dict[str, Any], base: Path, candidate: Pa
     declared = spec["parity"].get("tolerances") or {}
     free = spec.get("constraints", {}).get("data_order") == "free"
     allow = [*spec["parity"].get("allow", []), *(FREE_ORDER if free else ())]
-    excluded = [*declared, *(["batch"] if free else [])]
+    excluded = [*declared, *(["batch*"] if free else [])]
     reports = [compare_records(base / "records", candidate / "records", noise["parity"], exclude=excluded, allow=allow)]
     for glob, tolerance in declared.items():
         reports.append(

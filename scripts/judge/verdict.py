@@ -210,9 +210,17 @@ def _race_reason(arm: dict[str, Any] | None) -> str | None:
 
 
 def _side_effects(guard: dict[str, Any], parity: dict[str, Any]) -> list[str]:
+    """Refused by no rule, and yet to be known: what the guard saw, and what of the job's surroundings moved."""
     found = [f"{hit['rule']}: {hit['reason']}" for hit in guard.get("hits", []) if hit["action"] == "side_effect"]
-    found += [f"{entry['name']}: {entry['base']} -> {entry['cand']}" for entry in parity.get("side_effects") or []]
+    for entry in parity.get("side_effects") or []:
+        before, after = (_short(entry[side]) for side in ("base", "cand"))
+        found.append(f"{entry['name']}: {before} -> {after}" if before != after else f"{entry['name']} changed")
     return found
+
+
+def _short(value: Any, limit: int = 60) -> str:
+    text = str(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def main(argv: list[str] | None = None) -> int:
