@@ -286,8 +286,7 @@ class Capture:
         kept = np.flatnonzero(~absent(table, "dur_ns"))
         start = integers_of(table, "ts_ns")[kept]
         name, names = codes(table, "name")
-        talks = np.array([any(word in n.lower() for word in COMMUNICATION) for n in names] or [False])
-        communication = (talks[name] | ~absent(table, "collective"))[kept] & (kinds[kept] == KERNEL)
+        communication = (talks(names)[name] | ~absent(table, "collective"))[kept] & (kinds[kept] == KERNEL)
         return Gpu(
             rank=integers_of(table, "rank")[kept], start=start, end=start + np.maximum(integers_of(table,
                                                             "dur_ns")[kept], 0),
@@ -457,6 +456,11 @@ class Capture:
             known = launch >= 0
             found[rows][known] = steps.of(host.start[launch[known]])
         return found
+
+
+def talks(names: list[str]) -> Ints:
+    """Which kernel names are those of communication libraries."""
+    return np.array([any(word in name.lower() for word in COMMUNICATION) for name in names] or [False])
 
 
 def _host(capture: Capture) -> Host:

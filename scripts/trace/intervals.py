@@ -42,6 +42,16 @@ def length(merged: Merged) -> int:
     return int((merged[1] - merged[0]).sum())
 
 
+def union_length(start: Ints, end: Ints) -> int:
+    """Length of the union of intervals sorted by start, without building it. O(n)."""
+    if len(start) == 0:
+        return 0
+    reach = np.maximum.accumulate(end)
+    open_from = start.copy()
+    np.maximum(start[1:], reach[:-1], out=open_from[1:])
+    return int(np.maximum(end - open_from, 0).sum())
+
+
 def covered(merged: Merged, start: Ints, end: Ints) -> Ints:
     """For each interval (start, end) how much of it the merged set covers. O(k log n)."""
     if len(merged[0]) == 0 or len(start) == 0:
