@@ -44,7 +44,8 @@ overlap, percent = best(lambda: trace.get_comm_comp_overlap(visualize=False))
 kernels, (types, names) = best(lambda: trace.get_gpu_kernel_breakdown(visualize=False, include_memory_kernels=True))
 row = table.iloc[0].to_dict()
 print(json.dumps({"load_s": load, "temporal_s": temporal, "overlap_s": overlap, "kernels_s": kernels,
-    "idle_us": float(row["idle_time(us)"]), "compute_us": float(row["compute_time(us)"]), "kernel_us": float(row["kernel_time(us)"]),
+    "idle_us": float(row["idle_time(us)"]), "compute_us": float(row["compute_time(us)"]),
+    "kernel_us": float(row["kernel_time(us)"]),
     "overlap_percent": float(percent.iloc[0]["comp_comm_overlap_pctg"]),
     "types": {one["kernel_type"]: float(one["sum"]) for one in types.to_dict("records")}}))
 """
