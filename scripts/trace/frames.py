@@ -102,12 +102,18 @@ def phase_of_annotation(name: str) -> int:
     return NO_PHASE
 
 
+# What jobs without a DataLoader call the function that makes a batch (nanoGPT and its many children).
+_BATCH = re.compile(r"(get|next|load|fetch|make|sample)_?batch(es)?|collate\w*", re.IGNORECASE)
+
+
 def phase_of_frame(name: str, frame: Frame | None) -> int:
-    """Phase that a python frame opens: what torch's own entry points mean, nothing of the job's names."""
+    """Phase that a python frame opens: what torch's own entry points mean, and of the job's names those of a batch."""
     if is_module(name):
         return FORWARD
-    if frame is None or frame.own:
+    if frame is None:
         return NO_PHASE
+    if frame.own:
+        return DATA if _BATCH.fullmatch(frame.function) else NO_PHASE
     path, function = frame.path, frame.function
     if path.endswith("torch/utils/data/dataloader.py") and function in ("__next__", "__iter__"):
         return DATA
