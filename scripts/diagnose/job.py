@@ -172,12 +172,17 @@ class Job:
         """Seconds a step, at the speed of the unprofiled run, of a time in the window."""
         return window_ns / self.window_ns * self.timing.step_s
 
-    def share(self, window_ns: float, evaluated_ns: float = 0.0) -> float:
-        """Share of the whole job at the horizon: a time in the window, and of it the part that evaluations repeat.
+    def share(self, window_ns: float, evaluated_ns: float = 0.0, kernel_ns: float = 0.0) -> float:
+        """Share of the whole job at the horizon: a host time in the window, and of it the part that evaluations repeat.
 
         Evaluation has the data and the forward part of a step: `evaluated_ns` takes the same share of it as of those.
+        Beside a device, host work can only give back time in which the device idles, and its own kernels (`kernel_ns`).
         """
         share = window_ns / self.window_ns * self.timing.steady_share()
+        if self.on_gpu and self.headline.get("gpu_idle") is not None:
+            share = min(
+                share, self.idle_share(self.headline["gpu_idle"] * self.capture_ns) + self.kernel_share(kernel_ns)
+            )
         if evaluated_ns:
             share += min(1.0, evaluated_ns / max(1.0, self.forward_side_ns)) * self.evaluation_share
         return share
@@ -203,7 +208,7 @@ class Job:
         """Share of the whole job of device idle time, scaled to the unprofiled job: profiling lengthens it."""
         busy = float(self.headline.get("gpu_busy") or 0.0) * self.capture_ns
         profiled, actual = self.capture_ns - busy, max(0.0, self.unprofiled_capture_ns - busy)
-        return lost_ns / max(1.0, profiled) * actual / self.unprofiled_capture_ns * self.timing.steady_share()
+        return min(1.0, lost_ns / max(1.0, profiled)) * actual / self.unprofiled_capture_ns * self.timing.steady_share()
 
     def idle_note(self, lost_ns: float) -> str:
         """How the idle time of the capture stands to the unprofiled job's."""

@@ -324,28 +324,15 @@ class _Reader(ast.NodeVisitor):
         calls = {n.func.attr for n in body if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)}
         parameters = re.search(r"(parameters\(|named_parameters\(|state_dict\(|\.modules\(|named_modules\()", over)
         pairs = over.startswith("zip(") and "param" in over
-        if (
-            (parameters or pairs)
-            and calls & {"lerp_", "copy_", "mul_", "add_"}
-            and (pairs or "ema" in _text(node).lower())
-        ):
+        multiplies = any(isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Mult) for n in body)
+        blends = multiplies or bool(calls & {"lerp_", "copy_", "mul_", "add_"})
+        if blends and (pairs or (parameters and "ema" in _text(node).lower())):
             self.add("ema_loop", node, "for", over=over)
         elif parameters and calls & {"item", "norm", "mean", "std", "tolist", "numpy", "histc", "abs", "cpu"}:
             self.add("parameter_statistics", node, "for", over=over, calls=sorted(calls & (REDUCTIONS | CAST_TO_HOST)))
         elif parameters:
             self.add("parameter_loop", node, "for", over=over, calls=sorted(calls))
-        if (
-            isinstance(node.iter, ast.Call)
-            and len(node.body)
-            and "cat" in calls
-            and any(
-                isinstance(n, ast.Call) and _text(n.func).rpartition(".")[2] in {"argmax", "multinomial", "topk", "cat"}
-                for n in body
-            )
-            and any(
-                isinstance(n, ast.Call) and _text(n.func).rpartition(".")[2] in {"argmax", "multinomial"} for n in body
-            )
-        ):
+        if "cat" in calls and calls & {"argmax", "multinomial"}:  # picks a token and appends it
             cached = "past_key_values" in _text(node) or "cache" in _text(node)
             self.add("decode_loop", node, "for", over=over, cached=cached)
 

@@ -61,7 +61,7 @@ def extract(
         },
         "functions": functions,
         "sites": [s.as_dict() for s in sites],
-        "lines": _lines(source, sites),
+        "lines": _lines(source, sites, ran),
         "unverified": {"anchors_dropped": dropped, "unreadable_files": source.unreadable},
     }
 
@@ -240,7 +240,7 @@ def _brief(site: Site) -> dict[str, Any]:
     }
 
 
-def _lines(source: Source, sites: list[Site]) -> dict[str, dict[str, str]]:
+def _lines(source: Source, sites: list[Site], ran: dict[int, str]) -> dict[str, dict[str, str]]:
     kept: dict[str, dict[str, str]] = {}
     for site in sites:
         wanted = {site.line, *(site.detail[k] for k in LINES_IN_DETAIL if k in site.detail)}
@@ -248,6 +248,12 @@ def _lines(source: Source, sites: list[Site]) -> dict[str, dict[str, str]]:
             text = source.line(site.path, number)
             if text is not None:
                 kept.setdefault(site.path, {})[str(number)] = text
+    for number in ran:  # the places that views name are the first lines of functions
+        function = source.functions[number]
+        for line in {function.first_line, function.line}:
+            text = source.line(function.path, line)
+            if text is not None:
+                kept.setdefault(function.path, {})[str(line)] = text
     return {path: dict(sorted(lines.items(), key=lambda item: int(item[0]))) for path, lines in sorted(kept.items())}
 
 

@@ -141,21 +141,19 @@ def test_history_is_told_oldest_first_with_intervals(tmp_path: Path) -> None:
 
 
 def test_a_verdict_is_read_with_the_proposal_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "verdict.json").write_text(
-        json.dumps(
-            {
-                "schema": "wholejob/verdict@1",
-                "verdict": "not_measured",
-                "reason": "screened out",
-                "ratio": None,
-                "low": None,
-                "high": None,
-                "gates": [],
-            }
-        )
-    )
-    row = brief.tried(tmp_path / "verdict.json")
-    assert (row["verdict"], row["hypothesis"]) == ("not_measured", None)
+    nothing = dict.fromkeys(("ratio", "low", "high", "confidence", "pairs", "tree", "race"))
+    verdict = {
+        "verdict": "not_measured",
+        "reason": "screened out",
+        "gates": [],
+        "classes": [],
+        "side_effects": [],
+        "review": [],
+    }
+    path = tmp_path / "verdict.json"
+    path.write_text(json.dumps({"schema": "wholejob/verdict@1", **nothing, **verdict}))
+    row = brief.tried(path)
+    assert (row["verdict"], row["reason"], row["hypothesis"]) == ("not_measured", "screened out", None)
 
 
 def test_show_lists_findings_and_names_the_command_when_there_are_none(tmp_path: Path) -> None:

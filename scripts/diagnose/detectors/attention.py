@@ -42,7 +42,7 @@ def handwritten(job: Job, site: Row) -> Finding | None:
     evaluated = (
         max(0.0, forward_ns - floor * forward_ns / max(1.0, forward_ns + backward)) if job.evaluates(site) else 0.0
     )
-    share = job.share(gone, evaluated)
+    share = job.share(gone, evaluated, sum(r["total_ns"] for r in job.view("kernels") if _of(r, site)))
     return Finding(
         "attention_handwritten",
         f"Attention is written out in {site['function']}: products, mask and softmax as separate operators",
@@ -82,6 +82,11 @@ def handwritten(job: Job, site: Row) -> Finding | None:
             ),
         ],
     )
+
+
+def _of(row: Row, site: Row) -> bool:
+    """Whether a kernel was launched by the site's function, outside the modules that it calls."""
+    return row.get("path") == site["path"] and row.get("function") == site["function"].rpartition(".")[2]
 
 
 def _more(job: Job, site: Row) -> list[dict[str, object]]:

@@ -45,7 +45,7 @@ def unfused(job: Job) -> list[Finding]:
             f"{kind} updates the parameters with {operators / max(1, timeline.steps):.0f} small operators a step",
             ("The foreach implementation" if foreach else "The for-loop implementation (the default on CPU)")
             + " launches several operators for each parameter or list; fused=True does the update in one kernel.",
-            job.share(gone),
+            job.share(gone, kernel_ns=sum(r["total_ns"] for r in job.view("kernels") if r.get("phase") == "optimizer")),
             f"optimizer step {job.per_step_s(total) * 1e3:.2f} ms, less "
             f"{job.per_step_s(min(floor, 0.5 * total)) * 1e3:.2f} ms for one "
             f"pass over {parameters:,} parameters: {job.wall_note(gone)}",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from scripts.diagnose.job import Finding, Job, NotApplicable, Row, anchor, evidence
 
 LOOKED_FOR = ("tf32_off", "channels_last_missed", "cudnn_benchmark_off", "compile_missed")
+HAS_TF32 = re.compile(r"\bA(10|16|30|40|100|800)\b|\bL(4|20|40)|\bG?[HB]\d{2,3}|RTX ([A3-6]|PRO)")
 COMPILE_S = 30.0  # a cold inductor cache for a small model, measured: 31 s; a warm one 5.5 s
 
 
@@ -38,7 +41,7 @@ def tf32(job: Job) -> list[Finding]:
         )
     ]
     share = _kernel_share(job, rows)
-    if share < 0.01:
+    if share < 0.01 or not HAS_TF32.search(str((job.device or {}).get("name"))):
         return []
     return [
         Finding(
