@@ -68,9 +68,8 @@ def derive(run_dirs: Sequence[str | Path]) -> dict[str, Any]:
     for found in tags.values():
         for tag in found.values():
             for name, estimate in tag.estimates.items():
-                estimate.finish()
                 family = scores[tag.families[name]]
-                for run, score in enumerate(estimate.scores):
+                for run, score in enumerate(estimate.finish()):
                     family[run] = max(family[run], score)
     return _document(runs, first_of, tags, scores, len(distinct))
 

@@ -210,7 +210,10 @@ class Rising:
 
     def allowed(self, step: int) -> float:
         """The envelope with the allowance for other rounding (given `last_step`)."""
-        measured = self.at(step)
+        return self.raised(self.at(step))
+
+    def raised(self, measured: float) -> float:
+        """A level of the envelope with the allowance (given `last_step`)."""
         return max(measured, min(self.allowance * measured, self.top))
 
 
@@ -231,8 +234,8 @@ class _Point:
 class Estimate:
     """The envelope of one component of one tag, and the leave-one-out scores of the runs, as records stream by.
 
-    `envelope` is that of all runs; `scores[i]` the largest standardised deviation of run i against any other when i is
-    left out. Costs O(WINDOW * runs) a record and holds 2 * WINDOW + 1 of them.
+    `envelope` is that of all runs; `finish()[i]` the largest standardised deviation of run i against any other when i is
+    left out, with the same allowance as a candidate gets. Costs O(WINDOW * runs) a record, holds 2 * WINDOW + 1 of them.
     """
 
     def __init__(self, runs: int):
@@ -242,7 +245,8 @@ class Estimate:
         self.index = {pair: position for position, pair in enumerate(self.pairs)}
         self.envelope = Rising()
         self.left_out = [Rising() for _ in range(runs)]
-        self.scores = [0.0] * runs
+        # Per run left out, for each level of its envelope: the largest relative excess, and the least spread there.
+        self.peaks: list[dict[float, tuple[float, float]]] = [{} for _ in range(runs)]
         self.points: deque[_Point] = deque()
         self.seen = 0
         self.evaluated = 0
@@ -268,10 +272,17 @@ class Estimate:
         while self.evaluated + min(self.evaluated, WINDOW) < self.seen:
             self._evaluate(self.evaluated)
 
-    def finish(self) -> None:
-        """Evaluates the last steps, whose windows reach past the end."""
+    def finish(self) -> list[float]:
+        """Evaluates the last steps, whose windows reach past the end, and returns the score of each run."""
+        last = self.points[-1].step if self.points else 0
         while self.evaluated < self.seen:
             self._evaluate(self.evaluated)
+        scores = []
+        for left_out, peaks in zip(self.left_out, self.peaks):
+            rising = Rising(left_out.points, last)
+            ratios = [excess / max(rising.raised(level), least, 1e-300) for level, (excess, least) in peaks.items()]
+            scores.append(min(LARGE, max(ratios, default=0.0)))
+        return scores
 
     def _evaluate(self, position: int) -> None:
         first = self.seen - len(self.points)
@@ -290,25 +301,19 @@ class Estimate:
         self.largest = max(self.largest, relative)
         if self.runs < 3:
             return
-        for run in range(self.runs):
+        if point.magnitude <= 0.0:
+            return
+        for run, peaks in enumerate(self.peaks):
             pooled = math.sqrt(math.fsum(each.spreads[run + 1] for each in window) / weight)
-            spread = self.left_out[run].add(point.step, pooled) * point.magnitude
-            for pair, square in zip(self.pairs, point.squares):
-                if run in pair:
-                    score = standardised(math.sqrt(square), point.floor, max(spread, point.least))
-                    self.scores[run] = max(self.scores[run], score)
-
-
-def standardised(deviation: float, floor: float, spread: float) -> float:
-    """A deviation between two runs in units of the spread of one, beyond the floor: 0 inside the floor."""
-    excess = deviation - floor
-    if excess <= 0.0:
-        return 0.0
-    return min(LARGE, excess / (ROOT2 * max(spread, 1e-300)))
+            level = self.left_out[run].add(point.step, pooled)
+            furthest = max(square for pair, square in zip(self.pairs, point.squares) if run in pair)
+            excess = (math.sqrt(furthest) - point.floor) / (ROOT2 * point.magnitude)
+            if excess > peaks.get(level, (0.0, 0.0))[0]:
+                peaks[level] = (excess, point.least / point.magnitude)
 
 
 def tolerance(floor: float, threshold: float, spread: float) -> float:
-    """The largest deviation between two runs that is accepted: the inverse of `standardised` at `threshold`."""
+    """The largest deviation between two runs that is accepted; `spread` is that of one run."""
     return floor + threshold * ROOT2 * spread
 
 
