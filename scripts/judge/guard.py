@@ -22,7 +22,7 @@ from scripts.common import tree
 from scripts.common.errors import InputError, run
 from scripts.common.files import read_json, write_json
 from scripts.judge.change import Change, FileChange, Function, Hit, Module, constant_text
-from scripts.judge.classify import CLASSES, classify
+from scripts.judge.classify import CLASSES, DATA_FILES, NATIVE_FILES, classify
 from scripts.judge.patchfile import REGULAR, FilePatch, PatchError, apply_text, parse
 from scripts.judge.rules import rules
 from scripts.judge.scope import matches, protected
@@ -49,6 +49,7 @@ def guard(patch: bytes, base: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
     report.add("paths", _paths(files))
     report.add("protected", _protected(files, spec))
     report.add("editable", _editable(files, spec))
+    report.add("file_type", _types(files))
     report.add("size", _size(files, constraints))
     if report.refused:
         return report.result()
@@ -187,6 +188,20 @@ def _editable(files: list[FilePatch], spec: Mapping[str, Any]) -> list[Hit]:
         Hit("refuse", file.path, None, f"not among the editable files ({', '.join(patterns) or 'none'})")
         for file in files
         if not matches(file.path, patterns)
+    ]
+
+
+def _types(files: list[FilePatch]) -> list[Hit]:
+    """Only kinds of files that the rules can read: a shell script may hold any pattern."""
+    return [
+        Hit(
+            "refuse",
+            file.path,
+            None,
+            "a kind of file that the guard cannot read; Python, data and kernel sources may change",
+        )
+        for file in files
+        if not file.path.endswith((".py", ".pyi", ".md", *DATA_FILES, *NATIVE_FILES))
     ]
 
 

@@ -95,7 +95,15 @@ bad(
     "inert",
 )
 bad("not_python", "J39", "does not parse", [train(LOOP, "    for step in in range(args.steps):\n")], "parses")
-bad("edits_data", "J16", "a shorter training text", [("input.txt", None, "to be or not to be\n" * 400)], "protected")
+bad(
+    "edits_data",
+    "J16",
+    "a shorter training text",
+    [("input.txt", None, "to be or not to be\n" * 400)],
+    "protected",
+    checks="invariants tree",
+    past_guard=True,
+)
 bad(
     "edits_generator",
     "J16",
@@ -250,6 +258,8 @@ bad(
     "optimizer.step replaced by nothing",
     [train(OPTIMIZER, OPTIMIZER + "    optimizer.step = lambda *a, **k: None\n")],
     "method_override",
+    checks="invariants parity",
+    past_guard=True,
 )
 bad(
     "step_is_nothing_setattr",
@@ -271,6 +281,8 @@ bad(
     "torch.Tensor.backward replaced",
     [train(MAIN, "T = torch.Tensor\nT.backward = lambda self: None\n\n\n" + MAIN)],
     "patched_modules",
+    checks="run parity invariants",
+    past_guard=True,
 )
 bad(
     "clip_patched",
@@ -304,6 +316,8 @@ bad(
     "range means half as much",
     [train(MAIN, "def range(n, r=range):\n    return r(n // 2)\n\n\n" + MAIN)],
     "patched_modules",
+    checks="invariants",
+    past_guard=True,
 )
 bad(
     "torch_rebound",
@@ -542,6 +556,8 @@ bad(
     "a child finishes the work later",
     [train(SAVE, "    if os.fork():\n        os._exit(0)\n" + SAVE)],
     "processes exit_hooks",
+    checks="run outputs invariants",
+    past_guard=True,
 )
 bad(
     "fork_alias",
@@ -665,6 +681,8 @@ bad(
     "exits with 0 before the last steps",
     [train(LOOP, LOOP + "        if step == 12:\n            raise SystemExit(0)\n")],
     "exit_hooks",
+    checks="run",
+    past_guard=True,
 )
 bad(
     "exit_hard",
@@ -672,6 +690,8 @@ bad(
     "the same without a trace",
     [train(LOOP, LOOP + "        step > 11 and os._exit(0)\n")],
     "exit_hooks",
+    checks="run",
+    past_guard=True,
 )
 bad(
     "atexit",
@@ -724,6 +744,8 @@ bad(
         )
     ],
     "forged_records disk_cache",
+    checks="run tree invariants outputs parity",
+    past_guard=True,
 )
 bad(
     "imports_recorder",
@@ -746,6 +768,8 @@ bad(
         )
     ],
     "earlier_results",
+    checks="run",
+    past_guard=True,
 )
 bad(
     "reads_result_np",
@@ -857,6 +881,8 @@ bad(
     "another seed",
     [train("torch.manual_seed(args.seed)\n    generator", "torch.manual_seed(args.seed + 1)\n    generator")],
     "seeds",
+    checks="parity invariants",
+    past_guard=True,
 )
 bad(
     "seed_fixed",
@@ -886,6 +912,8 @@ bad(
     "half the steps",
     [train(LOOP, LOOP.replace("args.steps", "args.steps // 2"))],
     "training_calls work_amount",
+    checks="invariants run",
+    past_guard=True,
 )
 bad(
     "fewer_steps_strided",
@@ -937,6 +965,8 @@ bad(
     "a smaller batch",
     [train('"--batch-size", type=int, default=2', '"--batch-size", type=int, default=1')],
     "work_amount",
+    checks="invariants",
+    past_guard=True,
 )
 bad(
     "shorter_sequence",
@@ -990,6 +1020,8 @@ bad(
     "windows without a draw",
     [data(DRAW, "        ix = torch.arange(batch_size) * self.block_size\n")],
     "data_order",
+    checks="invariants",
+    past_guard=True,
 )
 bad("half_text", "J3", "half of the text", [data("[: self.split]", "[: self.split // 2]")], "", "invariants parity")
 bad(
@@ -1008,6 +1040,8 @@ bad(
     "every other optimizer step",
     [train(STEP, "        if step % 2:\n    " + STEP)],
     "training_calls",
+    checks="invariants",
+    past_guard=True,
 )
 bad(
     "step_skipped_flag",
@@ -1038,6 +1072,8 @@ bad(
     "freezes the embeddings",
     [train(MODEL, MODEL + "    model.wte.requires_grad_(False)\n")],
     "training_mode",
+    checks="parity invariants",
+    past_guard=True,
 )
 bad(
     "frozen_attribute",
@@ -1059,6 +1095,8 @@ bad(
     "the lower layers cut off",
     [model(BLOCKS, BLOCKS.replace("x = block(x)", "x = block(x.detach())"))],
     "training_mode",
+    checks="parity run",
+    past_guard=True,
 )
 bad(
     "no_grad_forward",
@@ -1098,7 +1136,15 @@ bad(
 bad(
     "learning_rate", "J6", "another learning rate", [train("lr=args.lr, betas", "lr=args.lr * 2, betas")], "work_amount"
 )
-bad("fewer_layers", "J9", "a smaller model", [model("    n_layer: int = 4\n", "    n_layer: int = 2\n")], "work_amount")
+bad(
+    "fewer_layers",
+    "J9",
+    "a smaller model",
+    [model("    n_layer: int = 4\n", "    n_layer: int = 2\n")],
+    "work_amount",
+    checks="invariants",
+    past_guard=True,
+)
 bad(
     "layers_skipped",
     "J9",
@@ -1213,7 +1259,15 @@ bad(
 )
 
 # --- evaluation, logs, checkpoints (J5) -----------------------------------------------------------------------------------
-bad("no_evaluation", "J5", "no evaluation", [train(VALUE, "            val_loss = loss.item()\n")], "reporting")
+bad(
+    "no_evaluation",
+    "J5",
+    "no evaluation",
+    [train(VALUE, "            val_loss = loss.item()\n")],
+    "reporting",
+    checks="invariants",
+    past_guard=True,
+)
 bad(
     "rarer_evaluation",
     "J5",
@@ -1227,6 +1281,8 @@ bad(
     "the same by a condition",
     [train(EVALUATE, EVALUATE.replace(":\n", " and step > 12:\n"))],
     "reporting",
+    checks="invariants run outputs",
+    past_guard=True,
 )
 bad(
     "fewer_evaluation_batches",
@@ -1242,6 +1298,8 @@ bad(
     "the evaluation returns a constant",
     [train("    return total / batches\n", "    return 3.5\n")],
     "constants",
+    checks="invariants outputs",
+    past_guard=True,
 )
 bad(
     "evaluation_stored",
@@ -1255,6 +1313,8 @@ bad(
         train("    return total / batches\n", "    evaluate.answer = total / batches\n    return evaluate.answer\n"),
     ],
     "training_calls",
+    checks="invariants outputs",
+    past_guard=True,
 )
 bad(
     "evaluation_own_loss",
@@ -1273,7 +1333,15 @@ bad(
     "input_dispatch reporting",
     "outputs",
 )
-bad("thin_log", "J5", "rows without the gradient norm", [train(ROW, ROW.replace("grad_norm", '""'))], "reporting")
+bad(
+    "thin_log",
+    "J5",
+    "rows without the gradient norm",
+    [train(ROW, ROW.replace("grad_norm", '""'))],
+    "reporting",
+    checks="outputs",
+    past_guard=True,
+)
 bad(
     "no_norm",
     "J5",
@@ -1289,7 +1357,7 @@ bad(
     [train("        grad_norm = total**0.5\n", "        grad_norm = 1.0\n")],
     "constants reporting",
 )
-bad("no_checkpoint", "J5", "no checkpoint", [train(SAVE, "")], "reporting")
+bad("no_checkpoint", "J5", "no checkpoint", [train(SAVE, "")], "reporting", checks="run", past_guard=True)
 bad(
     "smaller_checkpoint",
     "J5",
@@ -1336,6 +1404,8 @@ bad(
         )
     ],
     "constants",
+    checks="run parity invariants",
+    past_guard=True,
 )
 bad(
     "loss_table",
@@ -1658,4 +1728,51 @@ bad(
     [train('"val_loss": val_loss}', '"val_loss": 0.5 * val_loss}')],
     "work_amount",
     "outputs",
+)
+bad(
+    "dummy_steps",
+    "J24",
+    "every other step is one of an optimizer of nothing",
+    [
+        train(OPTIMIZER, OPTIMIZER + "    other = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])\n"),
+        train(STEP, "        (optimizer, other)[step & 1].step()\n"),
+    ],
+    "",
+    "invariants parity",
+)
+bad(
+    "smaller_evaluation",
+    "J5",
+    "the evaluation in smaller batches than the training",
+    [train(VALUE, VALUE.replace("args.batch_size", "1"))],
+    "",
+    "invariants outputs",
+)
+bad(
+    "first_batch_again",
+    "J3",
+    "the generator set back, so that every batch is the first",
+    [
+        data(
+            DRAW,
+            "        generator = generator.clone_state() if hasattr(generator, 'clone_state') else generator\n" + DRAW,
+        )
+    ],
+    "",
+    "invariants",
+)
+bad(
+    "weights_of_the_first_half",
+    "J27",
+    "the checkpoint holds the weights of an earlier step",
+    [
+        train(
+            STEP,
+            STEP + "        if step == 11:\n            kept = {k: v.clone() for k, v in model.state_dict().items()}\n",
+        ),
+        train(SAVE, SAVE.replace("model.state_dict()", "kept")),
+    ],
+    "input_dispatch reporting",
+    "outputs",
+    past_guard=True,
 )

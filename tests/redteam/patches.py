@@ -6,7 +6,6 @@ empty one.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,8 @@ class Patch:
     """`edits` are (path, old, new); old None writes the whole file, new None deletes it. `change` edits a copy by hand.
 
     A bad patch names the rules of which one must refuse it (`rules`), or the run-time checks of which one must fail
-    (`checks`). `pattern` is the number in the facts sheet of false wins.
+    (`checks`). `pattern` is its number in the catalogue of false wins. One with `past_guard` also runs although the
+    guard refuses it, and one of its checks must fail then: a run does not lean on the guard.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Patch:
     change: Callable[[Path], None] | None = None
     text: Callable[[str], str] | None = None
     runs: bool = True
+    past_guard: bool = False
 
     def diff(self) -> str:
         """The canonical git diff of this patch against the demo job."""
@@ -61,13 +62,6 @@ def spec(patch: Patch | None = None) -> dict[str, Any]:
     if patch:
         workload["constraints"] = {**workload["constraints"], **patch.constraints}
     return workload
-
-
-def write_tree(destination: Path) -> Path:
-    """A copy of the demo job."""
-    if destination.exists():
-        shutil.rmtree(destination)
-    return tree.copy(JOB, destination)
 
 
 def _edit(name: str, path: Path, old: str | None, new: str | None) -> None:

@@ -71,6 +71,7 @@ class Outcome:
     rules: list[str] = field(default_factory=list)
     detail: str = ""
     remarks: list[str] = field(default_factory=list)
+    past_guard: str | None = None  # the gate that stops it when the guard is ignored; None where that is not tried
 
     @property
     def patch(self) -> Patch:
@@ -81,9 +82,10 @@ class Outcome:
         """Whether a bad patch was caught by something that it names, or an honest one passed."""
         if self.patch.pattern == "honest":
             return not self.stopped
+        checks = {GATES.get(check, check) for check in self.patch.checks}
         if self.stopped == "guard":
-            return bool(self.patch.rules & set(self.rules))
-        return self.stopped in {GATES.get(check, check) for check in self.patch.checks}
+            return bool(self.patch.rules & set(self.rules)) and (self.past_guard is None or self.past_guard in checks)
+        return self.stopped in checks
 
 
 PATCHES = {patch.name: patch for patch in [*BAD, *HONEST]}
@@ -168,7 +170,7 @@ def judge_all(patches: list[Patch], with_runs: bool, folder: Path, progress: Any
         names = [patch.name for patch in patches]
         for outcome, document in pool.map(static, names, [spec] * len(names), chunksize=4):
             outcomes[outcome.name], documents[outcome.name] = outcome, document
-        todo = [o for o in outcomes.values() if not o.stopped and o.patch.runs]
+        todo = [o for o in outcomes.values() if o.patch.past_guard or (not o.stopped and o.patch.runs)]
         progress(f"guard: {len(patches)} patches, {sum(bool(o.stopped) for o in outcomes.values())} refused")
         if with_runs and todo:
             _store(folder / "trees")
@@ -178,8 +180,12 @@ def judge_all(patches: list[Patch], with_runs: bool, folder: Path, progress: Any
             progress(f"{len(BASELINE)} runs of the baseline; {len(todo)} patches to run")
             jobs = [pool.submit(_run, bench, o.name, documents[o.name]) for o in todo]
             for number, (before, job) in enumerate(zip(todo, jobs), 1):
-                before.stopped, before.detail = job.result()
-                progress(f"{number}/{len(todo)} {before.name}: {before.stopped or 'passes'} {before.detail[:80]}")
+                gate, detail = job.result()
+                if before.stopped:
+                    before.past_guard = gate
+                else:
+                    before.stopped, before.detail = gate, detail
+                progress(f"{number}/{len(todo)} {before.name}: {gate or 'passes'} {detail[:80]}")
     return [outcomes[patch.name] for patch in patches]
 
 
@@ -249,6 +255,7 @@ def table(outcomes: list[Outcome], counts: dict[str, int], with_runs: bool) -> s
             else f"check `{outcome.stopped}`"
         )
         how = how if outcome.stopped else "**nothing**"
+        how += f"; past the guard check `{outcome.past_guard}`" if outcome.past_guard else ""
         lines.append(
             f"| {outcome.patch.pattern} | {outcome.name} | {outcome.patch.what} | {how} | {_cell(outcome.detail)} |"
         )
@@ -339,6 +346,7 @@ def report(outcomes: list[Outcome], counts: dict[str, int], seconds: float) -> i
     for outcome in wrong:
         wanted = ", ".join(sorted(outcome.patch.rules | outcome.patch.checks)) or "nothing"
         what = f"{outcome.stopped or 'nothing'} {outcome.rules} ({outcome.detail})"
+        what += f", past the guard by {outcome.past_guard or 'nothing'}" if outcome.past_guard is not None else ""
         print(f"WRONG {outcome.name}: stopped by {what}; expected {wanted}")
     print(f"{len(outcomes)} patches in {seconds:.0f} s: {'ok' if not wrong else f'{len(wrong)} wrong'}")
     return 1 if wrong else 0

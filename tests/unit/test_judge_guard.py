@@ -446,3 +446,9 @@ def test_settings_in_the_knobs_file_are_open(base: Path) -> None:
     assert rules_of(guard(text, base, SPEC)) == {"work_amount"}
     result = guard(text, base, {**SPEC, "knobs_file": "conf/knobs.json"})
     assert result["status"] == "pass" and result["classes"] == ["config"]
+
+
+def test_a_script_in_another_language_cannot_be_read_and_is_refused(base: Path) -> None:
+    write(base, {"conf/run.sh": "echo 1\n"})
+    work = write(tree.copy(base, base.parent / "work"), {"conf/run.sh": "echo 2\n"})
+    assert rules_of(guard(tree.diff(base, work).encode(), base, SPEC)) == {"file_type"}

@@ -189,6 +189,7 @@ BAD = [
     ("environment", LOOP, LOOP + "        if 'X' in os.environ:\n            x = x[:1]\n"),
     ("environment", LOOP, LOOP + "        os.environ['LD_PRELOAD'] = 'x'\n"),
     ("environment", LOOP, LOOP + "        os.environ['OMP_' + 'NUM_THREADS'] = '2'\n"),
+    ("environment", LOOP, LOOP + "        os.environ['TORCHINDUCTOR_CACHE_DIR'] = '/var/x'\n"),
     ("environment", LOOP, LOOP + "        v = os.environ.setdefault('A', 'b')\n"),
     ("environment", LOOP, LOOP + "        import platform\n        n = platform.node()\n"),
     ("dynamic_code", LOOP, LOOP + "        eval('1')\n"),
@@ -353,6 +354,8 @@ def test_every_rule_has_a_case_that_it_refuses() -> None:
 
 
 HONEST = [
+    (FORWARD, FORWARD + "        h = h + getattr(self, f\"bias_{len(self.layers)}\")\n"),
+    (SEED, SEED + "    os.environ[\"PYTORCH_CUDA_ALLOC_CONF\"] = \"expandable_segments:True\"\n"),
     ("    data = np.load(args.data)\n", "    data = np.load(args.data)\n    data = data - np.log(2)\n"),
     (FORWARD, "        h = self.drop(F.gelu(F.linear(x, self.fc.weight, self.fc.bias)))\n"),
     ("lr=1e-3)", "lr=1e-3, fused=True)"),
@@ -486,3 +489,10 @@ def test_padding_to_the_longest_row_is_no_smaller_job() -> None:
 def test_a_logarithm_is_no_log() -> None:
     base = "import math\n\nimport torch\n\n\ndef f(x):\n    return math.log(2) + torch.log(x).log_softmax(-1)\n"
     assert refused_by("math.log(2) + torch.log(x).log_softmax(-1)", "x.softmax(-1)", base=base) == set()
+
+
+@pytest.mark.parametrize(
+    "line", ["hook: !!python/object/apply:os.system [x]", "optimizer: {_target_: os.system}", "class_path: a.b"]
+)
+def test_a_data_file_names_no_code(line: str) -> None:
+    assert actions("dynamic_code", "a: 1\n", f"a: 1\n{line}\n", base="a: 1\n", name="c.yaml") == {"refuse"}

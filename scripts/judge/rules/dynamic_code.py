@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from scripts.judge.change import Change, FileChange, Hit, constant_text, unparse
 
@@ -18,11 +19,21 @@ RUNS = ("builtins.exec", "builtins.eval", "builtins.compile", "builtins.__import
         "lzma", "bz2", "torch.package", "torch.jit.CompilationUnit", "builtins.__spec__", "pydoc.locate",
         "ctypes.pythonapi")  # fmt: skip
 
+# YAML tags that build objects, and the keys by which hydra and its like call what a file names.
+DATA_CODE = re.compile(r"!!python|!!js|\b_target_\b|\b(class_path|init_args|callable|entry_?point)\b\s*[\"']?\s*[:=]")
+
 
 def check(change: Change) -> list[Hit]:
     hits = change.refuse_references("{name} runs or finds code that a reader cannot see", *RUNS)
     for file in change.python:
         hits += [*_attributes(file), *_names(file)]
+    for file in change.files:
+        if file.after is None:
+            hits += [
+                Hit("refuse", file.path, number, f"a data file that names code to run: {text.strip()[:60]}")
+                for number, text in sorted(file.patch.added.items())
+                if DATA_CODE.search(text)
+            ]
     return hits
 
 
@@ -34,7 +45,8 @@ def _attributes(file: FileChange) -> list[Hit]:
         called = file.called(node)
         built = len(node.args) < 2 or constant_text(node.args[1]) is None
         if called & {"builtins.getattr", "builtins.setattr", "builtins.delattr"} and built:
-            hits.append(file.hit("refuse", node, f"{unparse(node)}: the name is built, not written"))
+            action = "review" if "builtins.getattr" in called and _numbered(node) else "refuse"
+            hits.append(file.hit(action, node, f"{unparse(node)}: the name is built, not written"))
         elif isinstance(node.func, ast.Attribute) and node.func.attr in ("__getattribute__", "__getattr__"):
             hits.append(file.hit("refuse", node, f"{unparse(node)}: looks an attribute up by hand"))
     for node in file.new(ast.Subscript):
@@ -45,6 +57,14 @@ def _attributes(file: FileChange) -> list[Hit]:
         ):
             hits.append(file.hit("refuse", node, f"{unparse(node)}: looks a name up in a dictionary of names"))
     return hits
+
+
+def _numbered(node: ast.Call) -> bool:
+    """`getattr(self, f"layer_{i}")`: one of an object's own numbered parts."""
+    name = node.args[1] if len(node.args) > 1 else None
+    own = isinstance(node.args[0], ast.Name) and node.args[0].id == "self"
+    prefix = constant_text(name.values[0]) if isinstance(name, ast.JoinedStr) and name.values else None
+    return own and prefix is not None and prefix.endswith("_") and len(prefix) > 3 and not prefix.startswith("_")
 
 
 def _names(file: FileChange) -> list[Hit]:

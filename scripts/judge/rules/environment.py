@@ -30,7 +30,11 @@ def check(change: Change) -> list[Hit]:
             hits.append(file.hit("refuse", node, f"{name}: reads the environment, or sets a name that is not constant"))
         elif variable in THREADS and not change.allows("threads"):
             hits.append(file.hit("refuse", node, f"sets {variable}; the spec owns the number of threads"))
-        elif variable.startswith(("CUDA_VISIBLE", "PARITY", "WHOLEJOB", "PYTHON", "LD_", "HOME", "TMP", "PATH")):
+        elif (
+            "CACHE" in variable
+            or variable.endswith(("_HOME", "_DIR"))
+            or variable.startswith(("CUDA_VISIBLE", "PARITY", "WHOLEJOB", "PYTHON", "LD_", "HOME", "TMP", "PATH"))
+        ):
             hits.append(file.hit("refuse", node, f"sets {variable}, which the launcher owns"))
         else:
             action = "refuse" if change.forbids("global_flags") else "side_effect"
