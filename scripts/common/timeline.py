@@ -16,12 +16,14 @@ def timeline(records: Path, launched_ns: int, ended_ns: int, warmup: int) -> dic
     `first_step_s`, `last_step_s`: from the launch to the begin of the first and the end of the last step. `phases` adds
     up to the wall time: `startup_s` (launch to first step), `warmup_s` (what the first `warmup` steps take beyond the
     median), `steady_s` (steps x median period), `slow_s` (what later periods take beyond the median), `tail_s`.
-    A period runs from the end of one step to the end of the next, so that loading and evaluation belong to it.
+    A period runs from the end of one step to the end of the next, so that loading and evaluation belong to it;
+    `periodic` says where slow ones come back.
     """
     marks = step_marks(records / "steps.jsonl")
     unknown = {"startup_s": None, "warmup_s": None, "steady_s": None, "slow_s": None, "tail_s": None}
     if not marks:
-        return {"first_step_s": None, "last_step_s": None, "median_step_s": None, "steps": 0, "phases": unknown}
+        none = dict.fromkeys(("first_step_s", "last_step_s", "median_step_s", "periodic"))
+        return {**none, "steps": 0, "phases": unknown}
     begin, end = marks[0][0], marks[-1][1]
     periods = [(marks[0][1] - begin) / 1e9] + [(b[1] - a[1]) / 1e9 for a, b in zip(marks, marks[1:], strict=False)]
     late = periods[warmup:] or periods
@@ -32,6 +34,7 @@ def timeline(records: Path, launched_ns: int, ended_ns: int, warmup: int) -> dic
         "last_step_s": (end - launched_ns) / 1e9,
         "median_step_s": median,
         "steps": len(marks),
+        "periodic": periodic(periods, median, len(early)),
         "phases": {
             "startup_s": (begin - launched_ns) / 1e9,
             "warmup_s": sum(early) - median * len(early),
@@ -40,6 +43,19 @@ def timeline(records: Path, launched_ns: int, ended_ns: int, warmup: int) -> dic
             "tail_s": (ended_ns - end) / 1e9,
         },
     }
+
+
+def periodic(periods: list[float], median: float, start: int) -> dict[str, Any] | None:
+    """Slow steps that come back at equal distances (evaluation, checkpoints): `{"every", "first", "extra_s"}`, or None.
+
+    Slow is a late period of more than 1.3 medians; `extra_s` is the median of what they take beyond the median.
+    """
+    slow = [number for number, period in enumerate(periods) if number >= start and period > 1.3 * median]
+    gaps = {after - before for before, after in zip(slow, slow[1:], strict=False)}
+    if len(slow) < 2 or len(gaps) != 1 or gaps == {1}:
+        return None
+    extra = statistics.median(periods[number] - median for number in slow)
+    return {"every": gaps.pop(), "first": slow[0], "extra_s": extra}
 
 
 def step_marks(path: Path) -> list[tuple[int, int]]:

@@ -22,6 +22,7 @@ def describe(pairs: list[tuple[Row, Row]], *, alpha: float, horizon: int | None,
         "cpu_s": _medians(pairs, "cpu_s"),
         "decomposition": {name.removesuffix("_s"): _medians(pairs, name) for name in PHASES},
         "median_step_s": _medians(pairs, "median_step_s"),
+        "periodic": {"every": _medians(pairs, "periodic_every"), "extra_s": _medians(pairs, "periodic_extra_s")},
         "horizon": _horizon(pairs, alpha, horizon, warmup),
         "breakeven": _breakeven(pairs, alpha, warmup),
         "memory": {

@@ -74,7 +74,18 @@ def decide(
     }
 
 
-DETAILS = ("wall_s", "cpu_s", "decomposition", "median_step_s", "horizon", "breakeven", "memory", "bimodal", "cold")
+DETAILS = (
+    "wall_s",
+    "cpu_s",
+    "decomposition",
+    "median_step_s",
+    "periodic",
+    "horizon",
+    "breakeven",
+    "memory",
+    "bimodal",
+    "cold",
+)
 """What a verdict takes over from the race, so that a table needs no other file."""
 
 

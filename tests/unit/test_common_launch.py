@@ -16,7 +16,7 @@ from scripts.common import launch as launching
 from scripts.common import tree
 from scripts.common.errors import InputError
 from scripts.common.launch import Job, launch, run_json
-from scripts.common.timeline import timeline
+from scripts.common.timeline import periodic, timeline
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -341,3 +341,16 @@ def test_timeline_adds_up_to_the_wall_time(tmp_path):
     assert told["steps"] == 5 and told["median_step_s"] == 10
     assert phases == {"startup_s": 40, "warmup_s": 0, "steady_s": 50, "slow_s": 15, "tail_s": 35}
     assert sum(phases.values()) == 140
+    assert told["periodic"] is None
+
+
+def test_evaluation_every_eighth_step_is_seen_as_periodic_and_one_slow_step_is_not():
+    periods = [0.5] + [0.1] * 31
+    for number in range(7, 32, 8):
+        periods[number] = 0.3
+    found = periodic(periods, 0.1, 1)
+    assert (found["every"], found["first"]) == (8, 7)
+    assert found["extra_s"] == pytest.approx(0.2)
+    periods[9] = 0.4
+    assert periodic(periods, 0.1, 1) is None
+    assert periodic([0.1] * 20, 0.1, 0) is None

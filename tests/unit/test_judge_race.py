@@ -104,6 +104,7 @@ def launches(monkeypatch):
         return {
             "cpu_user_s": 3.0, "cpu_system_s": 0.1, "started_ns": len(asked), "wall_s": 3.0 + 0.001 * len(asked),
             "first_step_s": 1.0, "median_step_s": 0.1, "last_step_s": 2.9, "steps": 20, "phases": phases,
+            "periodic": {"every": 5, "first": 4, "extra_s": 0.2},
             "peak_rss_bytes": 1000, "peak_device_bytes": None, "status": "ok", "reason": None, "final_loss": 2.5,
             "outputs": [{"path": "a", "sha256": "0"}],
         }  # fmt: skip
@@ -181,7 +182,7 @@ def row(wall, startup, rate, steps=100):
     return {
         "wall_s": wall, "cpu_s": wall, "steps": steps, "median_step_s": rate, "startup_s": startup, "warmup_s": 0.0,
         "steady_s": rate * steps, "slow_s": 0.0, "tail_s": wall - startup - rate * steps, "peak_rss_bytes": 1000,
-        "peak_device_bytes": None,
+        "peak_device_bytes": None, "periodic_every": None, "periodic_extra_s": None,
     }  # fmt: skip
 
 
