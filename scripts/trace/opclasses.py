@@ -48,7 +48,7 @@ _KERNELS = tuple(
         ("communication", r"nccl|rccl|cross_device_reduce|custom_all_?reduce|oneshot|twoshot"),
         ("attention", r"fmha|flash|attn|attention"),
         ("convolution", r"conv|implicit_gemm|wgrad|dgrad|winograd|miopen.*(igemm|direct)"),
-        ("norm", r"(batch|layer|group|rms)_?norm|bn_fw|bn_bw"),
+        ("norm", r"(batch|layer|group|instance|rms)_?norm|bn_fw|bn_bw"),
         ("gemm", r"gemm|cutlass|cublas|xmma|splitk|Cijk_|ampere_.*gemm|nvjet|wvsplit|gemv|matmul"),
         ("copy", r"memcpy|memset|copy|fillfunctor|\bcat\w*copy|transpose|nchwtonhwc"),
         ("reduction", r"reduce|softmax|argmax|topk|sort|scan"),

@@ -32,16 +32,10 @@ def steps(capture: Capture, rank: int) -> Steps:
     gpu = capture.gpu
     if rows.stop > rows.start:
         if source == "capture":
-            return Steps(
-                source,
-                "gpu",
-                number,
-                label,
-                gpu.start[rows].min(keepdims=True),
-                gpu.end[rows].max(keepdims=True),
-                cpu_start,
-                cpu_end,
-            )
+            low, high = gpu.start[rows].min(keepdims=True), gpu.end[rows].max(keepdims=True)
+            launch = capture.launch[rows]
+            first = capture.host.start[launch[launch >= 0]].min(initial=int(low[0]))
+            return Steps(source, "gpu", number, label, low, high, np.array([first]), high)
         moved = _gpu_side(capture, rows, cpu_start, cpu_end)
         if moved is not None:
             start, end = moved
