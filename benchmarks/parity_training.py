@@ -279,14 +279,14 @@ def print_row(group: str, size: int, found: dict[str, Tally]) -> None:
 
 
 def print_faults(found: dict[str, Tally]) -> int:
-    """The second table; returns how many of the ten kinds are hit within two steps."""
+    """The second table (`least`: the smallest ratio to the tolerance); returns how many of the ten kinds are hit within two steps."""
     print(
         f"\n{'fault (5 perturbed baselines)':<36} {'begins':>6} {'found':>7} {'first hit after':>16} {'least ratio':>12}"
     )
     for fault, begin in {**FAULTS, **INSIDE_CHAOS}.items():
         row = found[fault]
         delay = row.median_delay()
-        print(f"{fault:<36} {begin:>6} {row.share('different'):>7.1%} {delay!s:>16} {min(row.worst):>12.3g}")
+        print(f"{fault:<36} {begin:>6} {row.share('different'):>7.1%} {delay!s:>16} {min(row.worst):>9.3g}")
     return sum(delay is not None and abs(delay) <= 2 for delay in (found[fault].median_delay() for fault in FAULTS))
 
 

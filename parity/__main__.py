@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from typing import Optional
 
 COMMANDS = {
@@ -59,6 +60,13 @@ def main(argv: Optional[list[str]] = None) -> int:
         return 141
     except KeyboardInterrupt:
         return 130
+    except Exception:  # a fault of ours: a bare 1 would read as "different"
+        traceback.print_exc()
+        print(
+            f"parity {command}: an error of parity itself, not an answer; please report the lines above",
+            file=sys.stderr,
+        )
+        return 3
 
 
 def _code(error: SystemExit) -> int:

@@ -17,8 +17,8 @@ from typing import Any, Optional
 
 from parity import difference, invariants, records
 from parity.comparison import Comparison, TagState
+from parity.derive import check, write
 from parity.derive import read as read_noise
-from parity.derive import write
 from parity.envelope import margin
 from parity.records import BadInput, Run
 
@@ -55,6 +55,8 @@ def compare(
     )
     typed = None if rtol is None and atol is None else (rtol or 0.0, atol or 0.0)
     try:
+        if noise is not None:
+            check(noise)
         base, cand = Run(base_dir), Run(cand_dir)
         check_distinct(base, cand)
         records.check_same_world([base, cand])

@@ -323,7 +323,19 @@ def read(path: str | Path) -> dict[str, Any]:
         raise BadInput(f"{path}: no such file; write it with `parity derive RUN RUN RUN -o {path}`") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: not a noise document ({error})") from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        schema = document.get("schema") if isinstance(document, dict) else None
-        raise BadInput(f"{path}: schema is {schema!r}, should be {SCHEMA!r}")
+    check(document, str(path))
     return document
+
+
+def check(document: Any, name: str = "the noise document") -> None:
+    """Raises BadInput unless this is a whole document of `derive`, of this version."""
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise BadInput(f"{name}: schema is {schema!r}, should be {SCHEMA!r}")
+    fields = {"verdict", "reason", "distinct", "perturbed", "threshold", "ranks"}
+    missing = [*sorted(fields - document.keys()), *sorted(LOWEST.keys() - (document.get("threshold") or {}).keys())]
+    entries = [entry for tags in (document.get("ranks") or {}).values() for entry in tags.values()]
+    if not missing and not all({"verdict", "envelope", "last_step", "nan"} <= entry.keys() for entry in entries):
+        missing = ["parts of its tags"]
+    if missing:
+        raise BadInput(f"{name}: lacks {', '.join(missing)}; write it again with `parity derive`")

@@ -234,8 +234,8 @@ class _Point:
 class Estimate:
     """The envelope of one component of one tag, and the leave-one-out scores of the runs, as records stream by.
 
-    `envelope` is that of all runs; `finish()[i]` the largest standardised deviation of run i against any other when i is
-    left out, with the same allowance as a candidate gets. Costs O(WINDOW * runs) a record, holds 2 * WINDOW + 1 of them.
+    `envelope` is that of all runs; `finish()[i]` the largest standardised deviation of run i against any other when i
+    is left out, with the allowance that a candidate gets. Costs O(WINDOW * runs) a record, holds 2 * WINDOW + 1.
     """
 
     def __init__(self, runs: int):

@@ -17,6 +17,8 @@ from typing import Any, Optional
 
 SCHEMA = "parity/records@1"
 KINDS = ("bool", "int", "float", "str", "tensor", "error")
+SCALARS = {"bool": bool, "int": int, "str": str}
+SUMMARY = {"shape", "dtype", "numel", "nonfinite", "sum", "l2", "abs_mean", "min", "max", "sketch"}
 # How much may wait for its partner from the other run: bounds the memory of `align`.
 PENDING_BYTES = 96 * 2**20
 # Header fields that differ between two honest runs of the same job; all others describe where and how it ran.
@@ -182,8 +184,13 @@ def parse(line: str, where: str) -> Record:
     step = record.get("step")
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise BadInput(f"{where}: step is {step!r}, should be a whole number or null")
-    if record["kind"] == "float":
-        record["value"] = number(record.get("value"), where)
+    kind, value = record["kind"], record.get("value")
+    if kind == "float":
+        record["value"] = number(value, where)
+    elif kind in SCALARS and type(value) is not SCALARS[kind]:
+        raise BadInput(f"{where}: value is {value!r}, should be of kind {kind}")
+    elif kind == "tensor" and not record.keys() >= SUMMARY:
+        raise BadInput(f"{where}: the tensor lacks {', '.join(sorted(SUMMARY - record.keys()))}")
     return record
 
 

@@ -199,6 +199,16 @@ class TestCommand:
         assert json.loads(target.read_text())["schema"] == "parity/noise@1"
         assert list(tmp_path.glob(".*.part")) == []
 
+    @pytest.mark.parametrize("lost", ["threshold", "ranks", "verdict", "last_step"])
+    def test_a_damaged_document_cannot_be_used(self, tmp_path, lost):
+        folders = runs(tmp_path, training)
+        document = derive(folders)
+        document.pop(lost, None)
+        document.get("ranks", {"0": {"loss": {}}})["0"]["loss"].pop(lost, None)
+        report = compare(folders[0], folders[1], document)
+        assert report["answer"] == "cannot"
+        assert "derive" in report["reason"]
+
     def test_a_document_of_another_kind_is_refused(self, tmp_path, capsys):
         (tmp_path / "noise.json").write_text('{"schema": "other"}')
         base = str(write_run(tmp_path / "base", training(1)))

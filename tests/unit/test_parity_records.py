@@ -83,6 +83,9 @@ class TestBadInput:
             {"tag": "x", "step": "0", "kind": "float", "value": 1.0},
             {"tag": "x", "step": 0, "kind": "float", "value": "one"},
             {"step": 0, "kind": "float", "value": 1.0},
+            {"tag": "x", "step": 0, "kind": "int", "value": "1"},
+            {"tag": "x", "step": 0, "kind": "bool", "value": 1},
+            {"tag": "x", "step": 0, "kind": "tensor", "shape": [2], "dtype": "float32"},
             [1, 2],
         ],
     )
