@@ -1,7 +1,7 @@
 """Records what a training or inference job computes, and compares two recordings.
 
-Importing this costs a few milliseconds and needs nothing but the standard library; without `PARITY=1` every call returns at
-once. Values go to `PARITY_OUT`, one JSON Lines file a rank (`docs/formats.md`).
+Importing this costs a few milliseconds and needs nothing but the standard library; without `PARITY=1` every call
+returns at once. Values go to `PARITY_OUT`, one JSON Lines file a rank (`docs/formats.md`).
 """
 
 from parity.recorder import (

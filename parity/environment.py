@@ -19,12 +19,12 @@ def header(recorder: Any) -> Dict[str, Any]:
         "run_id": binascii.hexlify(os.urandom(16)).decode(),
         "rank": recorder.rank,
         "world_size": _world_size(),
-        "argv": [os.path.basename(program)] + list(getattr(sys, "argv", [""])[1:]),
+        "argv": [os.path.basename(program), *getattr(sys, "argv", [""])[1:]],
         "program": os.path.basename(program),
         "started_ns": recorder.started_ns,
         "pid": os.getpid(),
         "python": sys.version.split()[0],
-        "torch": getattr(torch, "__version__", None) and str(torch.__version__),
+        "torch": None if torch is None else str(torch.__version__),
         "numpy": getattr(numpy, "__version__", None),
         "mode": environ.get("PARITY_MODE"),
         "probes": environ.get("PARITY_PROBES"),
@@ -45,7 +45,7 @@ def device(torch: Any) -> Dict[str, Any]:
     found["cuda"] = _try(lambda: torch.version.cuda)
     if _try(torch.cuda.is_initialized):
         found["cudnn"] = _try(torch.backends.cudnn.version)
-        found["driver"] = _try(lambda: torch._C._cuda_getDriverVersion())
+        found["driver"] = _try(getattr(torch._C, "_cuda_getDriverVersion", None))
         found["gpus"] = _try(lambda: [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]) or []
     return found
 

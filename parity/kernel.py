@@ -1,8 +1,10 @@
-"""The moments and the sketch of `parity.summary` in one pass over the tensor, as a CUDA kernel that NVRTC compiles at first use.
+"""The moments and the sketch of `parity.summary` in one pass over the tensor, as a CUDA kernel that NVRTC compiles at
+first use.
 
-Reading a tensor nine times costs more than it should beside a fast step. Each thread walks one stretch of one bucket with a stride and leaves nine
-partial sums in float64; torch adds them up in a fixed order, so that the result is deterministic. Where the kernel cannot be had (torch before
-2.9, ROCm, another dtype, no NVRTC), `launch` answers None and the summary is computed with torch's own operations; both agree to rounding in float64.
+Reading a tensor nine times costs more than it should beside a fast step. Each thread walks one stretch of one bucket
+with a stride and leaves nine partial sums in float64; torch adds them up in a fixed order, so that the result is
+deterministic. Where the kernel cannot be had (torch before 2.9, ROCm, another dtype, no NVRTC), `launch` answers None
+and the summary is computed with torch's own operations; both agree to rounding in float64.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ LEAST = 1 << 16  # elements; below, launches cost more than passes
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 
 SOURCE = r"""
-extern "C" __global__ void parity_summary(const void* data, const signed char* columns, const signed char* rows, double* out,
-                                          int n, int width, int per_bucket, int threads, int type) {
+extern "C" __global__ void parity_summary(const void* data, const signed char* columns, const signed char* rows,
+                                          double* out, int n, int width, int per_bucket, int threads, int type) {
   int id = blockIdx.x * blockDim.x + threadIdx.x;
   int all = 64 * threads;
   if (id >= all) return;
@@ -24,14 +26,17 @@ extern "C" __global__ void parity_summary(const void* data, const signed char* c
   long long first = (long long)bucket * per_bucket * width;
   long long end = first + (long long)per_bucket * width;
   if (end > n) end = n;
-  double sum = 0, squares = 0, absolute = 0, low = infinity, high = -infinity, nan = 0, above = 0, below = 0, sketch = 0;
+  double sum = 0, squares = 0, absolute = 0, low = infinity, high = -infinity;
+  double nan = 0, above = 0, below = 0, sketch = 0;
   int row = bucket * per_bucket + lane / width, column = lane % width;
   for (long long i = first + lane; i < end; i += threads) {
     float x;
     if (type == 0) x = ((const float*)data)[i];
     else {
       unsigned short half = ((const unsigned short*)data)[i];
-      if (type == 1) { union { unsigned int bits; float value; } wide; wide.bits = (unsigned int)half << 16; x = wide.value; }
+      union { unsigned int bits; float value; } wide;
+      wide.bits = (unsigned int)half << 16;
+      if (type == 1) x = wide.value;
       else CONVERT_HALF(x, half);
     }
     double v = x;
@@ -47,8 +52,8 @@ extern "C" __global__ void parity_summary(const void* data, const signed char* c
     column += threads;
     while (column >= width) { column -= width; row += 1; }
   }
-  out[id] = sum; out[all + id] = squares; out[2 * all + id] = absolute; out[3 * all + id] = low; out[4 * all + id] = high;
-  out[5 * all + id] = nan; out[6 * all + id] = above; out[7 * all + id] = below; out[8 * all + id] = sketch;
+  double found[9] = {sum, squares, absolute, low, high, nan, above, below, sketch};
+  for (int k = 0; k < 9; k++) out[k * all + id] = found[k];
 }
 """
 CUDA = '#define CONVERT_HALF(x, half) asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half))\n'
@@ -66,7 +71,9 @@ def usable(torch: Any, flat: Any) -> bool:
     )
 
 
-def launch(torch: Any, flat: Any, columns: Any, rows: Any, width: int, per_bucket: int) -> Optional[List[Any]]:
+def launch(  # noqa: PLR0917 - one caller
+    torch: Any, flat: Any, columns: Any, rows: Any, width: int, per_bucket: int
+) -> Optional[List[Any]]:
     """[the eight moments, the 64 buckets] as float64 on the device; signs are int8. None where the launch fails."""
     threads = threads_for(flat.numel())
     out = torch.empty(9 * 64 * threads, dtype=torch.float64, device=flat.device)
@@ -111,4 +118,6 @@ def _kernel(torch: Any, device: Any) -> Any:
 
 def _unavailable(device: Any, error: Exception) -> None:
     _compiled[device.index or 0] = None
-    print("parity: summaries use torch's operations (%s: %s)" % (type(error).__name__, str(error)[:200]), file=sys.stderr)
+    print(
+        "parity: summaries use torch's operations (%s: %s)" % (type(error).__name__, str(error)[:200]), file=sys.stderr
+    )

@@ -1,21 +1,27 @@
 """The recorder: values go in during the job, JSON Lines come out, one file a rank.
 
-Rules it keeps: nothing waits for the device inside a step (summaries are computed there and copied without blocking, resolved when
-they have arrived); nothing is raised into the job (a failure becomes an error record and is counted); the autograd graph is not kept;
-DataLoader workers and other children record nothing, except ranks of a process group.
+Rules it keeps: nothing waits for the device inside a step (summaries are computed there and copied without blocking,
+resolved when they have arrived); nothing is raised into the job (a failure becomes an error record and is counted);
+the autograd graph is not kept; DataLoader workers and other children record nothing, except ranks of a process group.
 
-Inside a `torch.compile`d region `record` does nothing, without a graph break; while a CUDA graph is captured it writes an error record.
+Inside a `torch.compile`d region `record` does nothing, without a graph break; while a CUDA graph is captured it
+writes an error record.
 
-Cost: off, one global look-up. On, a scalar costs microseconds, a tensor what `parity.summary` says; a write every second.
+Cost: off, one global look-up. On, a scalar costs microseconds, a tensor what `parity.summary` says; a write every
+second.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing typing would be half of the import time
+    from typing import Any, Callable, Dict, List, Optional, Tuple
 
 SCHEMA = "parity/records@1"
 WRITE_EVERY_S = 1.0
@@ -33,10 +39,11 @@ def record(
     atol: Optional[float] = None,
     note: Optional[str] = None,
 ) -> None:
-    """Record a value under `tag`: bool, int, float, str, a torch or numpy scalar, a tensor or array, or dicts and lists of these.
+    """Record a value under `tag`: bool, int, float, str, a torch or numpy scalar, a tensor or array, or dicts and lists
+    of these.
 
-    A dict or list flattens to `tag.key`. `step` is the current step unless given; a tag recorded again in a step gets the next
-    occurrence. `rtol` and `atol` are the tolerance `atol + rtol * |expected|` that a comparison uses for it.
+    A dict or list flattens to `tag.key`. `step` is the current step unless given; a tag recorded again in a step gets
+    the next occurrence. `rtol` and `atol` are the tolerance `atol + rtol * |expected|` that a comparison uses for it.
     """
     if not _on:
         return
@@ -66,7 +73,7 @@ def enabled() -> bool:
 
 def set_enabled(on: bool) -> None:
     """Switch recording on or off in this process; off keeps what was recorded."""
-    global _on
+    global _on  # noqa: PLW0603 - a module global is what makes `record` cheap when off
     _on = bool(on)
     if _on:
         _bind()
@@ -120,7 +127,7 @@ class Recorder:
         self.seen: Dict[str, List[int]] = {}  # tag -> [last step, occurrences in it]
         self.last_write = time.monotonic()
 
-    def add(
+    def add(  # noqa: PLR0917 - positional, because it is called on every step
         self, tag: Any, value: Any, at: Optional[int], rtol: Optional[float], atol: Optional[float], note: Optional[str]
     ) -> None:
         """Queue a value; never raises."""
@@ -230,7 +237,9 @@ class Recorder:
             except OSError as error:
                 self.owner = False
                 self.errors += 1
-                print("parity: cannot write to %s (%s); nothing is recorded" % (folder(), error.strerror), file=sys.stderr)
+                print(
+                    "parity: cannot write to %s (%s); nothing is recorded" % (folder(), error.strerror), file=sys.stderr
+                )
         return self.owner
 
     def taken(self) -> bool:
@@ -479,7 +488,7 @@ def _numpy_item(np: Any, torch: Any, tag: str, value: Any) -> _Item:
 def _strict(row: Any) -> Any:
     """NaN and infinities as text, as JSON has none."""
     if isinstance(row, float):
-        if row != row:
+        if math.isnan(row):
             return "nan"
         if row in (float("inf"), float("-inf")):
             return "inf" if row > 0 else "-inf"
@@ -532,7 +541,7 @@ def finish() -> None:
     for call in calls:
         try:
             call()
-        except Exception as error:
+        except Exception as error:  # noqa: PERF203 - each call on its own
             _recorder.errors += 1
             print("parity: %s: %s" % (type(error).__name__, error), file=sys.stderr)
     if _recorder.owner:
@@ -557,7 +566,7 @@ def _after_fork() -> None:
 
 def _bind() -> None:
     """Know torch's own answer to 'is this being compiled', as soon as torch is there."""
-    global _compiling
+    global _compiling  # noqa: PLW0603 - bound once, when torch is there
     torch = sys.modules.get("torch")
     compiler = getattr(torch, "compiler", None)
     if compiler is not None and hasattr(compiler, "is_compiling"):

@@ -3,7 +3,8 @@
     parity run --out records -- python train.py --epochs 1
     parity run --out records --seed 1 --perturb ulp -- torchrun --nproc-per-node 2 train.py
 
-The command runs in its own interpreter, where parity need not be installed: it is found through PYTHONPATH. The exit code is the command's.
+The command runs in its own interpreter, where parity need not be installed: it is found through PYTHONPATH. The exit
+code is the command's.
 """
 
 from __future__ import annotations
@@ -44,13 +45,16 @@ def environment(
     unit: str = "auto",
     pythonpath: Optional[str] = None,
 ) -> Dict[str, str]:
-    """The environment variables under which a job records into the folder `out`. Pure; to be added to the job's own environment.
+    """The environment variables under which a job records into the folder `out`. Pure; to be added to the job's own
+    environment.
 
-    `mode`: `checked` records values and the ledger; `timed` only marks steps (and keeps the final loss); `profiled` adds a torch.profiler
-    window over the steps `profile` = (first, last), half-open, with Python stacks if `stacks`. `structure` writes the module tree of one step in any mode.
-    `unit` is what a step is: optimizer steps, root-module calls (`forward`), or what the job turns out to do (`auto`).
-    `cover` names a JSON file `{relative path: [lines]}` (or one with that under `changed_lines`), relative to `tree`. `outputs` are globs of files that
-    the job must write. `pythonpath` is the job's own PYTHONPATH, which stays behind ours. Raises ValueError for what has no meaning.
+    `mode`: `checked` records values and the ledger; `timed` only marks steps (and keeps the final loss); `profiled`
+    adds a torch.profiler window over the steps `profile` = (first, last), half-open, with Python stacks if `stacks`.
+    `structure` writes the module tree of one step in any mode. `unit` is what a step is: optimizer steps, root-module
+    calls (`forward`), or what the job turns out to do (`auto`). `cover` names a JSON file `{relative path: [lines]}`
+    (or one with that under `changed_lines`), relative to `tree`. `outputs` are globs of files that the job must
+    write. `pythonpath` is the job's own PYTHONPATH, which stays behind ours. Raises ValueError for what has no
+    meaning.
     """
     if mode not in MODES:
         raise ValueError("mode is one of %s, not %r" % (", ".join(MODES), mode))
@@ -105,7 +109,9 @@ def environment(
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """The command. Exit code of the job; 2 for bad usage; 127 where the command does not exist; 128 + n for a job that signal n ended."""
+    """The command. Exit code of the job; 2 for bad usage; 127 where the command does not exist; 128 + n for a job that
+    signal n ended.
+    """
     parser = _parser()
     arguments = list(sys.argv[1:] if argv is None else argv)
     ours, command = _split(arguments)
@@ -129,8 +135,8 @@ def summary(out: str) -> str:
     files = sorted(glob.glob(os.path.join(glob.escape(out), "rank*.jsonl")))
     if not files:
         return (
-            "parity: nothing was recorded in %s: the command never imported torch, or its Python ignores PYTHONPATH (-E, -I, -S)"
-            % out
+            "parity: nothing was recorded in %s: the command never imported torch, "
+            "or its Python ignores PYTHONPATH (-E, -I, -S)" % out
         )
     records, errors = 0, 0
     tags = set()
@@ -181,7 +187,7 @@ def _split(arguments: List[str]) -> Tuple[List[str], List[str]]:
 def _resolved(command: List[str]) -> List[str]:
     """A bare script gets this interpreter."""
     if command[0].endswith(".py") and not shutil.which(command[0]):
-        return [sys.executable] + command
+        return [sys.executable, *command]
     return command
 
 

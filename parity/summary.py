@@ -1,23 +1,26 @@
 """What is kept of a tensor: about 140 numbers that tell two tensors apart, computed where the tensor lies.
 
-The algorithm, exactly (producer and comparer agree on this text). `x` is the tensor flattened in logical order (strides do not
-matter), `n` its number of elements; accumulation is float64 (float32 on devices without it).
+The algorithm, exactly (producer and comparer agree on this text). `x` is the tensor flattened in logical order
+(strides do not matter), `n` its number of elements; accumulation is float64 (float32 on devices without it).
 
-- `sum`, `l2`, `abs_mean`, `min`, `max`: over all elements as they are; one NaN makes all of them NaN. Null when `n` is 0.
+- `sum`, `l2`, `abs_mean`, `min`, `max`: over all elements as they are; one NaN makes all of them NaN. Null when `n`
+  is 0.
 - `nonfinite`: exact counts of NaN, +inf, -inf.
-- `seed`: `shake_128(f"{tag}\\n{'x'.join(shape)}\\n{part}")`, one byte an element, for the parts `columns`, `rows`, `samples`. Equal tag and
-  shape give equal signs and positions in every run.
-- `sketch`: 64 signed sums over contiguous stretches. The elements are laid out in rows of `w = min(4093, ceil(n / 64))` elements (the last row
-  may be short), `m = ceil(n / w)` rows. Element (r, c) has the sign `s_c * t_r`, where a sign is +1 for an odd byte of `columns` (c) or `rows`
-  (r) and -1 for an even one. Bucket `r // ceil(m / 64)` sums the signed elements of its rows; buckets without rows are 0. 4093 is
-  prime, so that rows of a tensor do not line up with the signs: a swap, shift or permutation moves the sums.
-  For independent errors of standard deviation e, every bucket moves by about e * sqrt(n / 64).
-- `samples`: the elements at 64 sorted positions, each an 8-byte big-endian number of `samples` modulo n (all n elements, in order, when n <= 64).
-- `hash` (integer and bool tensors): 16 hexadecimal digits of `sum_i mix(x_i ^ (i * 0x9E3779B97F4A7C15)) mod 2**64`, `mix` being the finaliser of splitmix64
-  (Steele, Lea, Flood 2014); depends on order, not on the integer type.
+- `seed`: `shake_128(f"{tag}\\n{'x'.join(shape)}\\n{part}")`, one byte an element, for the parts `columns`, `rows`,
+  `samples`. Equal tag and shape give equal signs and positions in every run.
+- `sketch`: 64 signed sums over contiguous stretches. The elements are laid out in rows of `w = min(4093, ceil(n /
+  64))` elements (the last row may be short), `m = ceil(n / w)` rows. Element (r, c) has the sign `s_c * t_r`, where a
+  sign is +1 for an odd byte of `columns` (c) or `rows` (r) and -1 for an even one. Bucket `r // ceil(m / 64)` sums
+  the signed elements of its rows; buckets without rows are 0. 4093 is prime, so that rows of a tensor do not line up
+  with the signs: a swap, shift or permutation moves the sums. For independent errors of standard deviation e, every
+  bucket moves by about e * sqrt(n / 64).
+- `samples`: the elements at 64 sorted positions, each an 8-byte big-endian number of `samples` modulo n (all n
+  elements, in order, when n <= 64).
+- `hash` (integer and bool tensors): 16 hexadecimal digits of `sum_i mix(x_i ^ (i * 0x9E3779B97F4A7C15)) mod 2**64`,
+  `mix` being the finaliser of splitmix64 (Steele, Lea, Flood 2014); depends on order, not on the integer type.
 
-Cost: no synchronisation. On CUDA one pass (`parity.kernel`) for float32, bfloat16 and float16; elsewhere about twelve passes and one temporary of the
-tensor's size (at most 16.8 M elements).
+Cost: no synchronisation. On CUDA one pass (`parity.kernel`) for float32, bfloat16 and float16; elsewhere about twelve
+passes and one temporary of the tensor's size (at most 16.8 M elements).
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ class Refused(ValueError):
 
 
 def summarize(value: Any, tag: str) -> Dict[str, Any]:
-    """Summary of a torch tensor or numpy array, now (waits for the device). Raises Refused. For tools and tests, not for jobs."""
+    """Summary of a torch tensor or numpy array, now (waits for the device). Raises Refused. For tools and tests, not
+    for jobs.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and not isinstance(value, torch.Tensor):
         value = torch.from_numpy(value)
@@ -134,7 +139,7 @@ def plain(torch: Any, tensor: Any) -> Any:
     return tensor
 
 
-def mix(torch: Any, z: Any) -> Any:
+def mix(z: Any) -> Any:
     """The finaliser of splitmix64 on an int64 tensor (arithmetic wraps at 2**64)."""
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _MIX1
     z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _MIX2
@@ -148,7 +153,7 @@ def content_hash(torch: Any, flat: Any) -> Any:
     for start in range(0, flat.numel(), step):
         piece = flat[start : start + step].to(torch.int64)
         index = torch.arange(start, start + piece.numel(), dtype=torch.int64, device=flat.device)
-        part = mix(torch, piece ^ (index * _GOLDEN)).sum()
+        part = mix(piece ^ (index * _GOLDEN)).sum()
         total = part if total is None else total + part
     return total
 
@@ -219,7 +224,9 @@ def _moments(torch: Any, piece: Any, wide: Any) -> Any:
     ]
     if piece.dtype.is_floating_point:
         infinity = math.inf
-        bad = [torch.count_nonzero(mask).to(wide) for mask in (piece != piece, piece == infinity, piece == -infinity)]
+        bad = [
+            torch.count_nonzero(mask).to(wide) for mask in (torch.isnan(piece), piece == infinity, piece == -infinity)
+        ]
     else:
         bad = [torch.zeros((), dtype=wide, device=piece.device)] * 3
     return torch.stack(numbers + bad)
@@ -239,7 +246,7 @@ def _combine(torch: Any, heads: List[Any]) -> Any:
     )
 
 
-def _plan(
+def _plan(  # noqa: PLR0917 - one caller
     torch: Any, tag: str, shape: List[int], n: int, device: Any, work: Any, wide: Any
 ) -> Tuple[Any, Any, Optional[Any]]:
     """Signs and positions on the device; made once for a tag and shape, without waiting for the device."""
@@ -251,11 +258,11 @@ def _plan(
 
     def signs(part: str, count: int, dtype: Any) -> Any:
         odd = torch.frombuffer(bytearray(seed_bytes(tag, shape, part, count)), dtype=torch.uint8) & 1
-        return _send(torch, odd.to(dtype) * 2 - 1, device)
+        return _send(odd.to(dtype) * 2 - 1, device)
 
     where = None
     if n > SAMPLES:
-        where = _send(torch, torch.tensor(positions(tag, shape, n), dtype=torch.int64, device="cpu"), device)
+        where = _send(torch.tensor(positions(tag, shape, n), dtype=torch.int64, device="cpu"), device)
     plan = (signs("columns", width, work), signs("rows", rows, wide), where)
     if len(_plans) >= 512:  # jobs with ever-new shapes
         _plans.clear()
@@ -263,7 +270,7 @@ def _plan(
     return plan
 
 
-def _send(torch: Any, tensor: Any, device: Any) -> Any:
+def _send(tensor: Any, device: Any) -> Any:
     if device.type == "cpu":
         return tensor
     if device.type == "cuda":

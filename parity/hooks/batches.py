@@ -1,8 +1,10 @@
-"""What the model was fed: a record for each tensor of a batch, and a running hash of samples that survives honest changes.
+"""What the model was fed: a record for each tensor of a batch, and a running hash of samples that survives honest
+changes.
 
-Integer tensors of two dimensions (token ids, labels, masks) are hashed row by row over their content: leading and trailing runs of padding
-(the values -100, -1, 0 and whatever fills the ends of the rows of this job) do not count, so that padding to the longest sample instead of a
-fixed length, or a pad on the other side, gives the same hash, while any other change of values, order or rows gives another one.
+Integer tensors of two dimensions (token ids, labels, masks) are hashed row by row over their content: leading and
+trailing runs of padding (the values -100, -1, 0 and whatever fills the ends of the rows of this job) do not count, so
+that padding to the longest sample instead of a fixed length, or a pad on the other side, gives the same hash, while
+any other change of values, order or rows gives another one.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ def is_integer(tensor: Any) -> bool:
 class Stream:
     """Counts of what went in, accumulated on the device: rows, tokens and an order-dependent hash of the rows.
 
-    The hash of row r (numbered through the whole run) with content c is mixed with r and summed, so that the total does not depend on
-    how rows were grouped into batches.
+    The hash of row r (numbered through the whole run) with content c is mixed with r and summed, so that the total
+    does not depend on how rows were grouped into batches.
     """
 
     def __init__(self) -> None:
@@ -75,13 +77,8 @@ class Stream:
             with torch.no_grad():
                 per_row, tokens = self._row_hashes(torch, name, tensor)
                 index = torch.arange(self.rows, self.rows + per_row.numel(), dtype=torch.int64, device=tensor.device)
-                placed = mix(torch, per_row ^ (index * _GOLDEN)).sum()
-                if (
-                    tensor.dim() == 2
-                    and not tokens_counted
-                    and tensor.dtype != torch.bool
-                    and tensor.dtype != torch.uint8
-                ):
+                placed = mix(per_row ^ (index * _GOLDEN)).sum()
+                if tensor.dim() == 2 and not tokens_counted and tensor.dtype not in (torch.bool, torch.uint8):
                     tokens_counted = self.has_tokens = True
                 else:
                     tokens = torch.zeros((), dtype=torch.int64, device=tensor.device)
@@ -89,7 +86,7 @@ class Stream:
                 total = self.totals.get((name, tensor.device))
                 self.totals[(name, tensor.device)] = pair if total is None else total + pair
                 local = torch.arange(per_row.numel(), dtype=torch.int64, device=tensor.device)
-                hashes.append((name, mix(torch, per_row ^ (local * _GOLDEN)).sum()))
+                hashes.append((name, mix(per_row ^ (local * _GOLDEN)).sum()))
         self.calls += 1
         self.rows += count
         return hashes
@@ -112,7 +109,7 @@ class Stream:
         if tensor.dim() != 2 or tensor.shape[1] < 2:
             flat = tensor.reshape(tensor.shape[0], -1).to(torch.int64)
             place = torch.arange(flat.shape[1], dtype=torch.int64, device=tensor.device)
-            return mix(torch, flat ^ (place * _GOLDEN)).sum(1), torch.zeros((), dtype=torch.int64, device=tensor.device)
+            return mix(flat ^ (place * _GOLDEN)).sum(1), torch.zeros((), dtype=torch.int64, device=tensor.device)
         ids = tensor.to(torch.int64)
         place = torch.arange(ids.shape[1], dtype=torch.int64, device=ids.device)
         pad = self._pad(torch, name, ids, place)
@@ -120,11 +117,11 @@ class Stream:
         last = (content * (place + 1)).amax(1)  # one past the last content; 0 for a row without any
         first = ids.shape[1] - (content * (ids.shape[1] - place)).amax(1)
         inside = (place >= first[:, None]) & (place < last[:, None])
-        hashed = mix(torch, ids ^ ((place - first[:, None]) * _GOLDEN)) * inside
+        hashed = mix(ids ^ ((place - first[:, None]) * _GOLDEN)) * inside
         return hashed.sum(1), inside.sum()
 
     def _pad(self, torch: Any, name: str, ids: Any, place: Any) -> Any:
-        """What ends the row with the longest constant tail of at least three; what it was before, where no row has one."""
+        """What ends the row with the longest constant tail (three or more); as before, where no row has one."""
         end = ids[:, -1:]
         last_other = ((ids != end) * (place + 1)).amax(1)
         tail = ids.shape[1] - last_other

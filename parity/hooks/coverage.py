@@ -1,8 +1,9 @@
 """Which of the wanted lines of which files ran: the evidence that a patch was not inert.
 
-Limited to the wanted files: `sys.monitoring` from Python 3.12 on (lines of other files cost nothing), `sys.settrace` before (a call into another
-file costs one look-up). It takes itself off when every wanted line was hit. Lines that dynamo traces into a compiled graph count as run. Hits of
-child processes (DataLoader workers) count too: each hit is appended to one file, which the process that writes the ledger reads at its end.
+Limited to the wanted files: `sys.monitoring` from Python 3.12 on (lines of other files cost nothing), `sys.settrace`
+before (a call into another file costs one look-up). It takes itself off when every wanted line was hit. Lines that
+dynamo traces into a compiled graph count as run. Hits of child processes (DataLoader workers) count too: each hit is
+appended to one file, which the process that writes the ledger reads at its end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _cover: Optional["Cover"] = None
 
 def start(options: Any) -> None:
     """Begin watching, at interpreter start."""
-    global _cover
+    global _cover  # noqa: PLW0603 - one a process
     from parity import recorder
 
     _cover = Cover(read_wanted(options.cover), options.tree or os.getcwd(), recorder.folder())

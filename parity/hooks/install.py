@@ -1,4 +1,6 @@
-"""Arms the hooks: seeds, a post-import hook on torch (and numpy, for its seed), coverage, and the files written at exit."""
+"""Arms the hooks: seeds, a post-import hook on torch (and numpy, for its seed), coverage, and the files written at
+exit.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""The ledger: what a job did, as counts that an honest change cannot move (`invariants`), and what surrounds them (`context`).
+"""The ledger: what a job did, as counts that an honest change cannot move (`invariants`), and what surrounds them
+(`context`).
 
-Invariants: optimizer steps (of the leading optimizer, and all calls), backward calls, training batches, samples and tokens with the
-order-dependent hash of `parity.hooks.batches`, evaluated samples, generated sequences, parameters by dtype,
-trainable parameters and those that get gradients, classes and hyper-parameters of the optimizers, whether training calls ran in training mode, declared outputs.
+Invariants: optimizer steps (of the leading optimizer, and all calls), backward calls, training batches, samples and
+tokens with the order-dependent hash of `parity.hooks.batches`, evaluated samples, generated sequences, parameters by
+dtype, trainable parameters and those that get gradients, classes and hyper-parameters of the optimizers, whether
+training calls ran in training mode, declared outputs.
 
-Context, because an honest patch may move it: forward calls (batched evaluation), dtypes and autocast of the inputs, backend flags at start and end,
-`foreach`, `fused`, `capturable` and the like, dropout modules (a fused kernel takes their place), states of the random generators, loader settings, compiled modules,
-files written, peak memory.
+Context, because an honest patch may move it: forward calls (batched evaluation), dtypes and autocast of the inputs,
+backend flags at start and end, `foreach`, `fused`, `capturable` and the like, dropout modules (a fused kernel takes
+their place), states of the random generators, loader settings, compiled modules, files written, peak memory.
 
 What could not be seen is named in `unseen`, and has no invariant: a comparison must not take it for equal.
 """
@@ -100,7 +102,8 @@ class Ledger:
             "parameter_dtypes": dict(sorted(dtypes.items())),
             "trainable_parameters": _elements([p for p in seen.values() if p.requires_grad]),
         }
-        rates = [m.p for m in inner.values() if type(m).__name__.endswith("Dropout") and getattr(m, "p", 0)]
+        dropouts = [m for m in inner.values() if type(m).__name__.endswith("Dropout")]
+        rates = [rate for rate in (getattr(m, "p", None) for m in dropouts) if rate]
         self.dropout = {"modules": len(rates), "rates": sorted(set(map(float, rates)))}
         self.compiled = sum(
             1
@@ -251,14 +254,18 @@ class Ledger:
             self.unseen |= {"batches", "samples", "sample_hash"}
             return
         found.update(batches=stream.calls, samples=totals["rows"], sample_hash=totals["hash"], tokens=totals["tokens"])
-        if totals["hash"] is None and self.from_loader.calls:  # images in, labels beside the model: the loader knows them
+        if (
+            totals["hash"] is None and self.from_loader.calls
+        ):  # images in, labels beside the model: the loader knows them
             found["sample_hash"] = self.from_loader.result()["hash"]
         if found["sample_hash"] is None:
             self.unseen.add("sample_hash")
         found["evaluation_samples"] = self.evaluations.rows
 
     def _inference_data(self, found: Dict[str, Any]) -> None:
-        """Rows that went in, where one call answers one row; a decoding loop calls once a token, and then rows say nothing."""
+        """Rows that went in, where one call answers one row; a decoding loop calls once a token, and then rows say
+        nothing.
+        """
         if self.generations["calls"]:
             return
         totals = [stream.result() for stream in (self.evaluations, self.without_gradient, self.trained) if stream.calls]
@@ -271,7 +278,9 @@ class Ledger:
             found["sample_hash"] = next((total["hash"] for total in totals if total["hash"]), None)
 
     def _optimizers(self) -> Optional[List[Any]]:
-        """Distinct (class, hyper-parameters) over all groups: the same for one optimizer with six groups and six with one."""
+        """Distinct (class, hyper-parameters) over all groups: the same for one optimizer with six groups and six with
+        one.
+        """
         distinct = []
         for entry in self.optimizers:
             for group in entry["groups"]:

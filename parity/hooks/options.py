@@ -1,4 +1,4 @@
-"""The switches of a recorded run, as environment variables: `parity.run.environment` writes them, the hooks read them."""
+"""The switches of a recorded run as environment variables: `parity.run.environment` writes, the hooks read."""
 
 from __future__ import annotations
 

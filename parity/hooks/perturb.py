@@ -1,7 +1,8 @@
 """One-ulp nudges of the weights: the natural spread of a job whose repeats are bit-identical (the method of CESM-ECT).
 
-Every floating parameter element moves by one unit in the last place, up or down by chance, once. The chance comes from generators of its
-own, so the job's random streams do not move. Zeros, non-finite values and 8-bit floats stay as they are.
+Every floating parameter element moves by one unit in the last place, up or down by chance, once. The chance comes
+from generators of its own, so the job's random streams do not move. Zeros, non-finite values and 8-bit floats stay as
+they are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from parity.hooks.values import local
 
 
 class Nudger:
-    """Remembers which parameters were nudged, and nudges again those that were overwritten (loaded, re-initialised) since."""
+    """Remembers which parameters were nudged, and nudges again those that were overwritten (loaded, re-initialised)
+    since.
+    """
 
     def __init__(self, torch: Any, seed: int) -> None:
         self.torch = torch

@@ -1,9 +1,11 @@
 """The hooks of one process, and the state that tells which step of the job is running.
 
-A step is an optimizer step; of several optimizers, the first that steps again leads. A job that makes no optimizer and calls no backward is
-inference, whose steps are calls of root modules (outermost `nn.Module` calls, or outermost calls of a module's `generate`).
+A step is an optimizer step; of several optimizers, the first that steps again leads. A job that makes no optimizer
+and calls no backward is inference, whose steps are calls of root modules (outermost `nn.Module` calls, or outermost
+calls of a module's `generate`).
 
-Every hook leaves the job alone: it returns None, catches its own errors (they become error records), and does nothing while dynamo traces it.
+Every hook leaves the job alone: it returns None, catches its own errors (they become error records), and does nothing
+while dynamo traces it.
 """
 
 from __future__ import annotations
@@ -259,7 +261,7 @@ class Session:
             recorder._recorder.fail("hook.forward", None, "%s: %s" % (type(error).__name__, error))
 
     def _root(self, module: Any) -> Optional[Call]:
-        """The call's description; None where it is no root call of a model (a loss, a recomputation inside backward)."""
+        """The call; None where it is no root call of a model (a loss, a recomputation inside backward)."""
         if self._inside_backward():
             return None
         owns = self.owns_parameters.get(module)
@@ -336,7 +338,7 @@ class Session:
         if call.role == "batch":
             if self.training or self.held is None:
                 return
-            # a forward in training mode with gradients: inference that forgot eval() and no_grad(), unless backward follows
+            # training mode with gradients: inference that forgot eval() and no_grad(), unless backward follows
             if len(self.held) < HELD:
                 self.held.append((self.step, _summaries(self.torch, output)))
             return

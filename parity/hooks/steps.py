@@ -1,4 +1,6 @@
-"""Time stamps of steps: kept in memory, written at exit. A mark costs two clock reads and, with CUDA in use, one event; nothing waits."""
+"""Time stamps of steps: kept in memory, written at exit. A mark costs two clock reads and, with CUDA in use, one event;
+nothing waits.
+"""
 
 from __future__ import annotations
 
@@ -64,19 +66,19 @@ class Marks:
             "schema": SCHEMA,
             "process_start_ns": self.process_start_ns,
             "torch_imported_ns": self.torch_imported_ns,
+            "first_activity_ns": self.first_activity_ns,
+            "unit": "optimizer" if self.is_training else "forward",
         }
-        head["first_activity_ns"] = self.first_activity_ns
-        head["unit"] = "optimizer" if self.is_training else "forward"
         lines = [json.dumps(head)]
         for (step, begin, end), device_ms in zip(self.rows, self.device_ms):
-            row = {
+            mark = {
                 "step": step,
                 "begin_ns": begin,
                 "end_ns": end,
                 "device_ms": device_ms,
                 "epoch_offset_ns": self.epoch_offset_ns,
             }
-            lines.append(json.dumps(row))
+            lines.append(json.dumps(mark))
         with open(_recorder.output("steps.jsonl"), "w", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
 

@@ -1,9 +1,11 @@
 """The structure of a job as one of its steps shows it: `modules.json`.
 
-The module tree (classes, where they and their forwards are written, where they are called from, parameters, shapes, calls, forward and backward time), the loss,
-the optimizers, the loader, compiled regions, and each copy to or from the device and each call that makes the host wait, with its place in the source.
-Watches steps 0 and 1 and keeps the later one, which is warm. Times are host times on CPU and CUDA-event times on a GPU; hooks make them a little larger
-than they are without. A module instance that is used twice, or re-enters from a checkpoint, is one row with its calls summed.
+The module tree (classes, where they and their forwards are written, where they are called from, parameters, shapes,
+calls, forward and backward time), the loss, the optimizers, the loader, compiled regions, and each copy to or from
+the device and each call that makes the host wait, with its place in the source. Watches steps 0 and 1 and keeps the
+later one, which is warm. Times are host times on CPU and CUDA-event times on a GPU; hooks make them a little larger
+than they are without. A module instance that is used twice, or re-enters from a checkpoint, is one row with its calls
+summed.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Structure(Window):
         self.torch = session.torch
         self.watching = False
         self.kept: Optional[Dict[str, Any]] = None
-        self.known: Dict[int, Tuple[Any, Dict[str, Any]]] = {}  # what a module is, found once so that step 1 is not slowed
+        self.known: Dict[
+            int, Tuple[Any, Dict[str, Any]]
+        ] = {}  # what a module is, found once so that step 1 is not slowed
         self.loader: Optional[Dict[str, Any]] = None
         self.places = Places(session.options.tree)
         self.originals: List[Tuple[Any, str, Any]] = []
@@ -169,10 +173,14 @@ class Structure(Window):
         }
 
     def _watch_backward(self, row: Dict[str, Any], args: Any, kwargs: Any, output: Any) -> None:
-        """Backward time: from the first gradient of an output to the last gradient of an input. Tensor hooks change no value."""
+        """Backward time: from the first gradient of an output to the last gradient of an input. Tensor hooks change no
+        value.
+        """
         torch = self.torch
         outs = [t for _, t in batches.leaves(torch, output) if t.requires_grad and t.grad_fn is not None]
-        ins = [t for _, t in batches.leaves(torch, [list(args), kwargs or {}]) if t.requires_grad and t.grad_fn is not None]
+        ins = [
+            t for _, t in batches.leaves(torch, [list(args), kwargs or {}]) if t.requires_grad and t.grad_fn is not None
+        ]
         if not outs or not ins or self.session._inside_backward():
             return
         began: List[Any] = []
@@ -226,10 +234,12 @@ class Structure(Window):
             return
         source = args[0] if args and isinstance(args[0], self.torch.Tensor) else None
         if isinstance(result, self.torch.Tensor) and source is not None:
-            if result is source or result.device == source.device and name != "nonzero":
+            if result is source or (result.device == source.device and name != "nonzero"):
                 return
             direction = "%s->%s" % (source.device.type, result.device.type)
-            pinned = bool(source.device.type == "cpu" and source.is_pinned()) if self.torch.cuda.is_initialized() else None
+            pinned = (
+                bool(source.device.type == "cpu" and source.is_pinned()) if self.torch.cuda.is_initialized() else None
+            )
             size = result.numel() * result.element_size()
         else:
             direction, pinned = "host waits", None
@@ -239,8 +249,16 @@ class Structure(Window):
             return
         key = (name, direction, place["path"], place["line"])
         row = self.transfers.setdefault(
-            key, {"call": name, "direction": direction, "call_site": place, "device": source.device.type if source is not None else None,
-                  "pinned": pinned, "bytes": 0, "calls": 0}
+            key,
+            {
+                "call": name,
+                "direction": direction,
+                "call_site": place,
+                "device": source.device.type if source is not None else None,
+                "pinned": pinned,
+                "bytes": 0,
+                "calls": 0,
+            },
         )
         row["calls"] += 1
         row["bytes"] += size
@@ -257,7 +275,13 @@ class Structure(Window):
     # the description
 
     def _describe(self) -> Dict[str, Any]:
-        return {"step": self.step, "order": self.order, "spans": self.spans, "transfers": list(self.transfers.values()), "loss": self.loss}
+        return {
+            "step": self.step,
+            "order": self.order,
+            "spans": self.spans,
+            "transfers": list(self.transfers.values()),
+            "loss": self.loss,
+        }
 
     def _write(self) -> None:
         import json
@@ -313,7 +337,9 @@ class Structure(Window):
         return {
             "modules": [row["name"] for row in modules if row["compiled"]],
             "graphs": int(counters.get("stats", {}).get("unique_graphs", 0)) if counters else 0,
-            "graph_breaks": {str(reason)[:200]: int(n) for reason, n in dict(counters.get("graph_break", {})).items()} if counters else {},
+            "graph_breaks": {str(reason)[:200]: int(n) for reason, n in dict(counters.get("graph_break", {})).items()}
+            if counters
+            else {},
         }
 
 
@@ -363,4 +389,6 @@ class Places:
 
 def _shapes(torch: Any, values: Any) -> List[Dict[str, Any]]:
     found = list(batches.leaves(torch, values))[:16]
-    return [{"shape": list(t.shape), "dtype": str(t.dtype).replace("torch.", ""), "device": str(t.device)} for _, t in found]
+    return [
+        {"shape": list(t.shape), "dtype": str(t.dtype).replace("torch.", ""), "device": str(t.device)} for _, t in found
+    ]

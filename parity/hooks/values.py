@@ -20,7 +20,7 @@ def total_norm(torch: Any, tensors: Iterable[Any]) -> Optional[Any]:
             groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     parts: List[Any] = []
     with torch.no_grad():
-        for (device, dtype), members in groups.items():
+        for (_, dtype), members in groups.items():
             if dtype.is_complex:
                 members = [torch.view_as_real(t) for t in members]
             wide = torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32

@@ -1,6 +1,7 @@
 """What watches only some steps: the profiler and the structure of the job.
 
-A window has `begins(step)`, `ends(step)`, `close()`, and the calls `module_begins`, `module_ended`, `backward_begins`, `loaded` that the session makes.
+A window has `begins(step)`, `ends(step)`, `close()`, and the calls `module_begins`, `module_ended`,
+`backward_begins`, `loaded` that the session makes.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class Window:
 class Profile(Window):
     """torch.profiler over a range of steps, written as `trace.json.gz`.
 
-    Two profilers cannot run at once, and the second would silently take the first one's events: ours does not start while the job's
-    runs, and stops when the job starts its own. It is always stopped before exit (one that still runs then crashes the process).
+    Two profilers cannot run at once, and the second would silently take the first one's events: ours does not start
+    while the job's runs, and stops when the job starts its own. It is always stopped before exit (one that still runs
+    then crashes the process).
     """
 
     def __init__(self, session: Any) -> None:

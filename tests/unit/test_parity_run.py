@@ -82,7 +82,12 @@ def test_ranges_of_steps(text, wanted):
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [("import sys; sys.exit(7)", 7), ("raise RuntimeError", 1), ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", 143), ("", 0)],
+    [
+        ("import sys; sys.exit(7)", 7),
+        ("raise RuntimeError", 1),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", 143),
+        ("", 0),
+    ],
 )
 def test_the_exit_code_is_the_jobs(tmp_path, capfd, text, code):
     assert run.main(["--out", str(tmp_path / "o"), "--", sys.executable, job(tmp_path, text)]) == code
@@ -129,7 +134,9 @@ def test_the_hidden_sitecustomize_still_runs(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.chained = True")
     variables = run.environment(tmp_path / "o", pythonpath=str(tmp_path))
     code = "import sys; print(chained, 'parity' in sys.modules, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
     assert done.stdout.split() == ["True", "True", "False"], done.stderr
 
 
@@ -137,7 +144,9 @@ def test_seeds_reach_random_numpy_and_hashes(tmp_path):
     code = "import random, numpy; print(random.random(), numpy.random.rand(), hash('a'))"
     variables = run.environment(tmp_path / "o", seed=3)
     draws = {
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True, check=True
+        ).stdout
         for _ in range(2)
     }
     assert len(draws) == 1
@@ -179,7 +188,10 @@ def test_padding_does_not_change_the_hash_of_samples(fill):
 
 
 def test_padding_on_the_left_is_padding_too():
-    assert streamed(ids(A, B, C, width=8))["hash"] == streamed(torch.tensor([[0] * 5 + A, [0] * 6 + B, [0] * 3 + C]))["hash"]
+    assert (
+        streamed(ids(A, B, C, width=8))["hash"]
+        == streamed(torch.tensor([[0] * 5 + A, [0] * 6 + B, [0] * 3 + C]))["hash"]
+    )
 
 
 def test_grouping_into_batches_does_not_change_the_hash():
@@ -188,7 +200,14 @@ def test_grouping_into_batches_does_not_change_the_hash():
 
 @pytest.mark.parametrize(
     "other",
-    [ids(B, A, C), ids(A, B), ids(A, B, C, C), ids(A, B, [4, 4, 6, 9, 2]), ids(A, B, [4, 4, 6, 2, 8]), ids(A, B, [3, 4, 4, 6, 2, 9])],
+    [
+        ids(B, A, C),
+        ids(A, B),
+        ids(A, B, C, C),
+        ids(A, B, [4, 4, 6, 9, 2]),
+        ids(A, B, [4, 4, 6, 2, 8]),
+        ids(A, B, [3, 4, 4, 6, 2, 9]),
+    ],
     ids=["order of samples", "one less", "one more", "order of tokens", "last token", "shifted by one"],
 )
 def test_any_other_change_of_samples_changes_the_hash(other):
@@ -288,7 +307,9 @@ def test_only_lines_with_code_can_be_wanted(tmp_path):
 
 @pytest.mark.parametrize("interpreter", [Path(sys.executable), *NEWER], ids=lambda p: p.parts[-3])
 def test_executed_lines_are_seen_in_threads_and_children(tmp_path, interpreter):
-    (tmp_path / "part.py").write_text("def in_thread():\n    return 1\n\ndef in_child():\n    return 2\n\ndef never():\n    return 3\n")
+    (tmp_path / "part.py").write_text(
+        "def in_thread():\n    return 1\n\ndef in_child():\n    return 2\n\ndef never():\n    return 3\n"
+    )
     script = job(
         tmp_path,
         "import multiprocessing, threading, part\n"
@@ -300,7 +321,9 @@ def test_executed_lines_are_seen_in_threads_and_children(tmp_path, interpreter):
     wanted = {"changed_lines": {"part.py": [1, 2, 3, 5, 8]}}
     (tmp_path / "wanted.json").write_text(json.dumps(wanted))
     variables = run.environment(tmp_path / "o", cover=tmp_path / "wanted.json", tree=tmp_path)
-    done = subprocess.run([str(interpreter), script], env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(interpreter), script], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "o/coverage.json").read_text())
     assert found["files"] == {"part.py": {"wanted": [1, 2, 5, 8], "hit": [1, 2, 5]}}
@@ -310,7 +333,9 @@ def test_watching_ends_when_everything_was_hit(tmp_path):
     script = job(tmp_path, "import sys\ndef f():\n    return 1\nf()\nprint(sys.gettrace())\n")
     (tmp_path / "wanted.json").write_text(json.dumps({"job.py": [3]}))
     variables = run.environment(tmp_path / "o", cover=tmp_path / "wanted.json", tree=tmp_path)
-    done = subprocess.run([sys.executable, script], env={**os.environ, **variables}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, script], env={**os.environ, **variables}, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "None"
 
 

@@ -31,7 +31,9 @@ def by_the_docstring(values, tag, shape):
     width = min(4093, math.ceil(n / 64))
     rows = math.ceil(n / width)
     per_bucket = math.ceil(rows / 64)
-    column, row = ([1 if byte % 2 else -1 for byte in drawn(part, count)] for part, count in (("columns", width), ("rows", rows)))
+    column, row = (
+        [1 if byte % 2 else -1 for byte in drawn(part, count)] for part, count in (("columns", width), ("rows", rows))
+    )
     sketch = [0.0] * 64
     for index, value in enumerate(values):
         r, c = divmod(index, width)
@@ -81,7 +83,10 @@ def test_each_element_is_in_exactly_one_bucket(n):
 
 
 def test_numpy_without_torch_gives_the_same_numbers():
-    for array in (np.random.default_rng(0).normal(size=(37, 41)), np.arange(-500, 500, dtype=np.int32).reshape(10, 100)):
+    for array in (
+        np.random.default_rng(0).normal(size=(37, 41)),
+        np.arange(-500, 500, dtype=np.int32).reshape(10, 100),
+    ):
         ours, theirs = summary._numpy_summary(array, "a"), summary.summarize(torch.from_numpy(array), "a")
         assert ours.pop("dtype") == theirs.pop("dtype")
         assert ours.get("hash") == theirs.get("hash")
@@ -222,7 +227,8 @@ HARNESS = """
 struct Place { int x; };
 static Place blockIdx, blockDim, threadIdx;
 %s
-extern "C" void run(const void* d, const signed char* c, const signed char* r, double* out, int n, int w, int p, int t, int type) {
+extern "C" void run(const void* d, const signed char* c, const signed char* r, double* out, int n, int w, int p,
+                    int t, int type) {
   blockDim.x = 256;
   for (blockIdx.x = 0; blockIdx.x < 64 * t / 256; blockIdx.x++)
     for (threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++) parity_summary(d, c, r, out, n, w, p, t, type);
@@ -237,7 +243,9 @@ def kernel_on_cpu(tmp_path_factory):
         pytest.skip("no g++: the CUDA source cannot be run on the CPU")
     folder = tmp_path_factory.mktemp("kernel")
     (folder / "k.cpp").write_text(HARNESS % kernel.SOURCE)
-    subprocess.run(["g++", "-O1", "-w", "-shared", "-fPIC", "-o", str(folder / "k.so"), str(folder / "k.cpp")], check=True)
+    subprocess.run(
+        ["g++", "-O1", "-w", "-shared", "-fPIC", "-o", str(folder / "k.so"), str(folder / "k.cpp")], check=True
+    )
     return ctypes.CDLL(str(folder / "k.so")).run
 
 
@@ -246,7 +254,10 @@ def kernel_on_cpu(tmp_path_factory):
 def test_the_cuda_kernel_computes_the_same_summary(kernel_on_cpu, n, dtype):
     x = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
     width, rows, per_bucket = summary.layout(n)
-    signs = [torch.frombuffer(bytearray(summary.seed_bytes("t", [n], part, count)), dtype=torch.int8) & 1 for part, count in (("columns", width), ("rows", rows))]
+    signs = [
+        torch.frombuffer(bytearray(summary.seed_bytes("t", [n], part, count)), dtype=torch.int8) & 1
+        for part, count in (("columns", width), ("rows", rows))
+    ]
     columns, row_signs = (part * 2 - 1 for part in signs)
     threads = kernel.threads_for(n)
     out = torch.empty(9 * 64 * threads, dtype=torch.float64)

@@ -1,15 +1,22 @@
-"""Python imports this at start-up because its folder is first on PYTHONPATH. It loads parity by place (nothing of ours becomes
-importable by accident), arms the hooks, and then runs the sitecustomize that it hides, if there is one."""
+"""Python imports this at start-up because its folder is first on PYTHONPATH. It loads parity by place (nothing of ours
+becomes importable by accident), arms the hooks, and then runs the sitecustomize that it hides, if there is one.
+"""
+
+from __future__ import annotations
 
 import os
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def _load():
     import importlib.util
 
     folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    spec = importlib.util.spec_from_file_location(
+    spec: Any = importlib.util.spec_from_file_location(
         "parity", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
     )
     module = importlib.util.module_from_spec(spec)

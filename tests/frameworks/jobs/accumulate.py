@@ -1,4 +1,5 @@
 """Gradient accumulation over four micro-batches, a loss module, spawned loader workers by argument."""
+
 import sys
 
 import torch
@@ -12,7 +13,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     data = torch.utils.data.TensorDataset(torch.randn(48, 8), torch.randint(0, 3, (48,)))
     method = sys.argv[1] if len(sys.argv) > 1 else None
-    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=2 if method else 0, multiprocessing_context=method)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=4, num_workers=2 if method else 0, multiprocessing_context=method
+    )
     for index, (x, y) in enumerate(loader):
         loss = criterion(model(x), y) / 4
         loss.backward()

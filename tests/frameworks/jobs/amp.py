@@ -1,4 +1,5 @@
 """float16 autocast with a gradient scaler, unscaling and clipping."""
+
 import torch
 from torch import nn
 

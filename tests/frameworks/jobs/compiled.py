@@ -1,4 +1,5 @@
 """A compiled model whose forward also calls parity, if it is there."""
+
 import sys
 
 import torch

@@ -1,4 +1,5 @@
 """Trains two steps and then fails, with its own exit code."""
+
 import sys
 
 import torch

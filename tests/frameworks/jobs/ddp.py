@@ -1,4 +1,5 @@
-"""Two ranks of DistributedDataParallel over gloo, started by torchrun, or by multiprocessing with `spawn` as argument."""
+"""Two ranks of DistributedDataParallel over gloo: of torchrun, or of multiprocessing with `spawn` as argument."""
+
 import os
 import sys
 

@@ -1,4 +1,5 @@
 """The fused optimizer, and a token model with an activation checkpoint that re-enters forward inside backward."""
+
 import sys
 
 import torch
@@ -18,7 +19,9 @@ class Model(nn.Module):
 
     def forward(self, ids, targets):
         hidden = self.embed(ids)
-        hidden = hidden + (checkpoint(self.block, hidden, use_reentrant=True) if "--checkpoint" in sys.argv else self.block(hidden))
+        hidden = hidden + (
+            checkpoint(self.block, hidden, use_reentrant=True) if "--checkpoint" in sys.argv else self.block(hidden)
+        )
         return F.cross_entropy(self.head(hidden).flatten(0, 1), targets.flatten(), ignore_index=-100)
 
 

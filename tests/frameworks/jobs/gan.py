@@ -1,4 +1,5 @@
 """Two optimizers that take turns."""
+
 import torch
 from torch import nn
 

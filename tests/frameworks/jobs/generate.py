@@ -1,10 +1,16 @@
 """Greedy generation with a small random Llama of transformers."""
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 torch.manual_seed(0)
 config = LlamaConfig(
-    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=64
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=64,
 )
 model = LlamaForCausalLM(config).eval()
 for _ in range(3):

@@ -1,4 +1,5 @@
-"""transformers' Trainer on a small random Llama: two accumulation steps, padding by a collator, an evaluation at the end."""
+"""transformers' Trainer on a small random Llama: two accumulation steps, an evaluation at the end."""
+
 import tempfile
 
 import torch
@@ -6,18 +7,38 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 torch.manual_seed(0)
 config = LlamaConfig(
-    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=64
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=64,
 )
 
 
 def rows(count):
-    return [{"input_ids": (ids := torch.randint(3, 64, (12,))), "attention_mask": torch.ones(12, dtype=torch.long), "labels": ids} for _ in range(count)]
+    return [
+        {
+            "input_ids": (ids := torch.randint(3, 64, (12,))),
+            "attention_mask": torch.ones(12, dtype=torch.long),
+            "labels": ids,
+        }
+        for _ in range(count)
+    ]
 
 
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
-        folder, max_steps=6, per_device_train_batch_size=2, gradient_accumulation_steps=2, report_to=[], use_cpu=True,
-        logging_steps=1, disable_tqdm=True, save_strategy="no", seed=1,
+        folder,
+        max_steps=6,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        report_to=[],
+        use_cpu=True,
+        logging_steps=1,
+        disable_tqdm=True,
+        save_strategy="no",
+        seed=1,
     )
     trainer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows(24), eval_dataset=rows(4))
     trainer.train()

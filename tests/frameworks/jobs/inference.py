@@ -1,4 +1,5 @@
 """Batched inference of an image model under inference mode; the batch size is the argument."""
+
 import sys
 
 import torch

@@ -1,4 +1,5 @@
 """An optimizer that calls a closure several times a step."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Lightning's Trainer with automatic optimisation, clipping and validation."""
+
 import logging
 import warnings
 
@@ -32,7 +33,13 @@ data = torch.utils.data.TensorDataset(torch.randn(40, 8), torch.randint(0, 3, (4
 loader = torch.utils.data.DataLoader(data, batch_size=8)
 model = Model()
 trainer = lightning.Trainer(
-    max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=0.1
+    max_epochs=2,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    gradient_clip_val=0.1,
 )
 trainer.fit(model, loader, loader)
 print(model.last.item().hex())

@@ -1,4 +1,5 @@
 """A job that profiles itself: its events must not vanish when we profile it too."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """A plain loop: labels through a functional loss, clipping, an evaluation without gradients."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn
