@@ -1,7 +1,7 @@
 """Planted faults against detectors: is each found by its detector, ranked, anchored, and is its ceiling the gain of
 removing it?
 
-    python benchmarks/diagnose_planted.py [NAME ...] [--pairs 3] [--keep DIR]
+    python benchmarks/diagnose_planted.py [NAME ...] [--pairs 3] [--keep DIR [--reuse]]
 
 Each job of tests/planted/jobs runs with its fault and, line for line, without it: once profiled (parsed, summarised
 and diagnosed by
@@ -29,20 +29,20 @@ import planted  # noqa: E402
 WITHIN, CLEAN = 0.30, 0.03
 
 
-def measure(name: str, folder: Path, pairs: int) -> dict[str, Any]:
+def measure(name: str, folder: Path, pairs: int, reuse: bool) -> dict[str, Any]:
     """One planted job: findings of both arms and the measured gain."""
     gains = []
     for pair in range(pairs):
         cpu = {}
         for arm in ("fault", "clean") if pair % 2 == 0 else ("clean", "fault"):
-            run = planted.launch(name, arm, folder, plain=True)
+            run = planted.launch(name, arm, folder, plain=True, reuse=reuse)
             cpu[arm] = run["cpu_user_s"] + run["cpu_system_s"]
         gains.append(1 - cpu["clean"] / cpu["fault"])
     found = {}
     for arm in ("fault", "clean"):
-        planted.launch(name, arm, folder, plain=False)
+        planted.launch(name, arm, folder, plain=False, reuse=reuse)
         found[arm] = planted.diagnose(name, arm, folder, summarise=True)
-    return row(name, found["fault"], found["clean"], statistics.median(gains), planted.read(name).fault_lines)
+    return row(name, found["fault"], found["clean"], statistics.median(gains), planted.fault_lines(name))
 
 
 def row(name: str, fault: dict[str, Any], clean: dict[str, Any], gain: float, lines: set[int]) -> dict[str, Any]:
@@ -95,13 +95,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(planted.names())}")
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--keep", type=Path, help="where runs are left")
+    parser.add_argument(
+        "--reuse", action="store_true", help="diagnose the runs that --keep has, launch only what is missing"
+    )
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="wholejob-planted-") as temporary:
         for name in args.names or planted.names():
             try:
-                rows.append(measure(name, (args.keep or Path(temporary)) / name, args.pairs))
+                rows.append(measure(name, (args.keep or Path(temporary)) / name, args.pairs, args.reuse))
             except RuntimeError as error:
                 print(f"{name}: not measured: {error}", file=sys.stderr)
                 continue

@@ -9,6 +9,7 @@ Both arms keep the line numbers, so that a finding's anchor can be checked again
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import io
@@ -72,13 +73,31 @@ def read(name: str) -> Planted:
     return Planted(name, "\n".join(fault) + "\n", "\n".join(clean) + "\n", lines)
 
 
-def launch(name: str, arm: str, folder: Path, *, plain: bool, arguments: tuple[str, ...] = ()) -> dict[str, Any]:
+def fault_lines(name: str) -> set[int]:
+    """Lines of the fault, and of the functions that those lines call: naming either is naming the fault."""
+    job = read(name)
+    tree = ast.parse(job.fault)
+    calls = {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.lineno in job.fault_lines
+    }
+    called = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in calls]
+    return job.fault_lines.union(*(range(n.lineno, (n.end_lineno or n.lineno) + 1) for n in called))
+
+
+def launch(
+    name: str, arm: str, folder: Path, *, plain: bool, reuse: bool = False, arguments: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Run an arm in `folder`/<arm>-tree under the recorder; returns its run.json. Raises where the job fails."""
     tree = folder / f"{arm}-tree"
     tree.mkdir(parents=True, exist_ok=True)
     job = tree / "job.py"
     job.write_text(read(name).arm(arm), encoding="utf-8")
     out = folder / (f"{arm}-plain" if plain else f"{arm}-profiled")
+    kept = out / "run.json"
+    if reuse and kept.is_file():
+        return dict(json.loads(kept.read_text(encoding="utf-8")))
     first, last = WINDOWS.get(name, (4, 9))
     command = [sys.executable, str(HERE / "record.py"), "--out", str(out), "--window", f"{first}:{last}"]
     command += ["--plain", "--cpu-clock"] if plain else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.diagnose.job import Finding, Job, NotApplicable, evidence
+from scripts.diagnose.job import Finding, Job, NotApplicable, Row, evidence
 
 LOOKED_FOR = ("launch_bound",)
 
@@ -11,7 +11,7 @@ def detect(job: Job) -> list[Finding]:
     """Idle time between short kernels, and idle time while the host runs python, by what the host did."""
     if not job.on_gpu:
         raise NotApplicable("no device work in the trace")
-    rows = [r for r in job.view("lost_time") if r["kind"] in ("launch_bound", "host_busy")]
+    rows = [r for r in job.view("lost_time") if r["kind"] in ("launch_bound", "host_busy") and not _loading(r)]
     lost = sum(r["lost_ns"] for r in rows)
     share = job.idle_share(lost)
     if share < 0.01:
@@ -47,6 +47,11 @@ def detect(job: Job) -> list[Finding]:
             ],
         )
     ]
+
+
+def _loading(row: Row) -> bool:
+    """Idle time behind a batch that is made on the main thread: `loader_bound` holds it."""
+    return any("DataLoader" in str(row.get(key)) for key in ("annotation", "op"))
 
 
 def _module_walks(job: Job) -> tuple[list[dict[str, object]], str] | None:
