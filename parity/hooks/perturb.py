@@ -34,7 +34,7 @@ class Nudger:
             ):
                 continue
             known = self.versions.get(id(parameter))
-            if known is not None and known[0] is parameter and known[1] == _version(parameter):
+            if known is not None and known[0] is parameter and _same(known[1], _version(parameter)):
                 continue
             if known is None:
                 self.tensors += 1
@@ -56,6 +56,11 @@ class Nudger:
             limit = torch.finfo(tensor.dtype).max
             movable = (tensor != 0) & (tensor.abs() < limit)
             tensor.view(integer).add_(up * movable.to(integer))
+
+
+def _same(before: int, now: int) -> bool:
+    """Whether a weight was left alone; where versions are not counted (moved under inference mode), it is taken so."""
+    return before == now or -1 in (before, now)
 
 
 def _version(tensor: Any) -> int:
