@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -108,17 +109,31 @@ def prepare(folder: Path, megabytes: int) -> tuple[Path, Path]:
     """(trace, parsed trace), made where they are not there yet."""
     from benchmarks.trace_build import build
 
-    trace, events = folder / f"steps_{megabytes}.json", folder / f"events_{megabytes}"
+    trace, events = folder / f"few_steps_{megabytes}.json", folder / f"events_{megabytes}"
     if not trace.is_file():
-        build("steps", megabytes, trace)
+        many = folder / f"steps_{megabytes}.json"
+        if not many.is_file():
+            build("steps", megabytes, many)
+        thin(many, trace)
     if not (events / "quality.json").is_file():
-        subprocess.run(
-            [sys.executable, "-m", "scripts.trace.parse", str(trace), "-o", str(events)],
-            check=True,
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-        )
+        command = [sys.executable, "-m", "scripts.trace.parse", str(trace), "-o", str(events)]
+        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     return trace, events
+
+
+def thin(source: Path, target: Path) -> None:
+    """Copy a trace with its last three `ProfilerStep` marks only.
+
+    HTA's load time grows with events times steps, its views' does not.
+    """
+    mark = re.compile(rb"ProfilerStep#(\d+)")
+    with source.open("rb") as file:
+        file.seek(-min(source.stat().st_size, 64_000_000), os.SEEK_END)
+        last = max(int(number) for number in mark.findall(file.read()))
+    with source.open("rb") as lines, target.open("wb") as copy:
+        for line in lines:
+            found = mark.search(line)
+            copy.write(line.replace(b"ProfilerStep#", b"Iteration ") if found and int(found[1]) < last - 2 else line)
 
 
 def report(mine: dict[str, Any], peer: dict[str, Any] | None, megabytes: int) -> dict[str, Any]:
