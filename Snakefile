@@ -1,8 +1,8 @@
 """wholejob: make whole AI jobs faster, and prove it.
 
-    snakemake                                    the default workload
-    snakemake --config workload=ultralytics      another one
-    snakemake baseline | diagnose | tables       part of the chain
+snakemake                                    the default workload
+snakemake --config workload=ultralytics      another one
+snakemake baseline | diagnose | tables       part of the chain
 """
 
 from snakemake.utils import min_version
@@ -36,7 +36,7 @@ rule all:
     """Optimise: every verdict, and the tables."""
     default_target: True
     input:
-        [table("speedups", "txt")],
+        table("speedups", "txt"),
         final_verdicts(),
 
 
@@ -52,3 +52,18 @@ rule diagnose:
     input:
         per_workload("brief.md"),
         per_workload("findings.json"),
+
+
+rule clean_workload:
+    """Remove the results and logs of the selected workloads on this device."""
+    params:
+        workloads=WORKLOADS,
+        device=DEVICE,
+    shell:
+        "for workload in {params.workloads}; do"
+        " python -m scripts.common.clean --device {params.device} --workload $workload; done"
+
+
+onsuccess:
+    if Path(table("speedups", "txt")).is_file() and not workflow.dryrun:
+        shell(f"python -m scripts.report.show results/{DEVICE}/tables")
