@@ -3,11 +3,9 @@
     python benchmarks/trace_views.py --hta PYTHON [--megabytes 1000] [--keep FOLDER]
 
 PYTHON is the interpreter of an environment with HolisticTraceAnalysis. The trace is a real one repeated
-(`trace_build.py steps`: A100, NCCL, many
-steps). HTA's three views run on the frame that it has loaded; ours read their columns from Parquet inside the measured
-time. Each is measured in
-a process of its own, the best of three, and both sides' numbers are compared: our HTA-compatible mode must give HTA's
-to the microsecond.
+(`trace_build.py steps`: A100, NCCL), with three step marks left. HTA's three views run on the frame that it has loaded;
+ours read their columns from Parquet inside the measured time. Each is measured in a process of its own, the best of
+three, and both sides' numbers are compared: our HTA-compatible mode must give HTA's to the microsecond.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One parsed trace as numpy columns: GPU events, host events nested by thread, steps, and who launched what.
 
 Every view starts here. Columns are loaded and derived on first use, so that a view of GPU events alone never reads host
-events.
-Cost: the host side sorts and sweeps all host events once (about 0.5 microseconds an event); the GPU side is linear in
-its rows.
+events. Cost: the host side sorts and sweeps all host events once (about 0.5 microseconds an event); the GPU side is
+linear in its rows.
 """
 
 from __future__ import annotations

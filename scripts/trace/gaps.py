@@ -1,8 +1,7 @@
 """Idle intervals of the device, cut by what the host did: the table that the views of lost time aggregate.
 
 A gap lies between two stretches of GPU work within the rank's window. The kernel after it was launched at some time:
-until then the
-device was starved by the host, afterwards it waited on its own (queue, other streams).
+until then the device was starved by the host, afterwards it waited on its own (queue, other streams).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Interval arithmetic on int64 nanoseconds with numpy alone: unions, lengths, coverage.
 
 A set of intervals is a pair of equally long arrays (start, end), half open. "Merged" means sorted, disjoint and not
-empty.
-Each function costs one sort or less.
+empty. Each function costs one sort or less.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The class of a GPU event: from the operator that launched it, then from the autograd node, last from its own name.
 
 A kernel's name says little: a transposing kernel inside a convolution is convolution time, a
-`vectorized_elementwise_kernel` that
-`aten::fill_` launched is a fill. So the innermost operator decides, then the autograd node, and the name
-only where no operator is known (graphs, kernels without a launch record).
+`vectorized_elementwise_kernel` that `aten::fill_` launched is a fill. So the innermost operator decides, then the
+autograd node, and the name only where no operator is known (graphs, kernels without a launch record).
 """
 
 # ruff: noqa: E501 - a pattern reads better whole

@@ -1,8 +1,7 @@
 """Work of an operator call from its input shapes, and what the device could do at best.
 
 FLOPs count a multiply-add as two. Bytes are the least traffic: every input read once, every output written once.
-Operators
-whose arguments do not tell (lists of tensors, custom kernels) are unknown, not zero.
+Operators whose arguments do not tell (lists of tensors, custom kernels) are unknown, not zero.
 """
 
 from __future__ import annotations

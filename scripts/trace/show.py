@@ -4,8 +4,7 @@
     python -m scripts.trace.show diff BEFORE AFTER [--rows N]
 
 DIR is a folder of views (scripts.trace.summarise) or a parsed trace (scripts.trace.parse), whose views are then
-computed. Without VIEW: the headline
-numbers, the notes and the first rows of the views that matter most.
+computed. Without VIEW: the headline numbers, the notes and the first rows of the views that matter most.
 """
 
 from __future__ import annotations

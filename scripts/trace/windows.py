@@ -1,9 +1,8 @@
 """Step windows: from the marks on the host, moved to the GPU side where the step launched GPU work.
 
 A step's kernels run after the host has gone on. So a window begins with the first kernel that the step launched and
-ends where
-the next step's window begins: asynchronous work stays with the step that asked for it. The last window ends with its
-last kernel.
+ends where the next step's window begins: asynchronous work stays with the step that asked for it. The last window ends
+with its last kernel.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 Arrow table.
 
 A view module declares `NAME`, its columns in its docstring, `view(capture) -> pyarrow.Table`, and may give
-`headline(table, capture)`,
-numbers for `views.json`. `docs/formats.md` ("Trace views") is the contract with the rooms that read the tables.
+`headline(table, capture)`, numbers for `views.json`. `docs/formats.md` ("Trace views") is the contract with the rooms
+that read the tables.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Copies and fills by direction, memory, size and place; which ones repeat.
 
 Columns: rank, kind (HtoD, DtoH, DtoD, PtoP, HtoH, memset, other), source, destination (pageable, pinned, device, ... as
-the profiler names them),
-bytes (of one; null unknown), op, module, phase, path, line, function, count, total_ns, total_bytes, bytes_per_s,
-exposed_ns (of total_ns, no kernel ran),
-host_ns (spent in the launching calls), steps, repeated (equal kind, size and place in more than one step).
+the profiler names them), bytes (of one; null unknown), op, module, phase, path, line, function, count, total_ns,
+total_bytes, bytes_per_s, exposed_ns (of total_ns, no kernel ran), host_ns (spent in the launching calls), steps,
+repeated (equal kind, size and place in more than one step).
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Host time by operator, python frame, runtime call and annotation, for each thread.
 
 Columns: rank, thread (pid/tid), role (main, backward, other), kind (op, frame, call, annotation), name, path, line,
-function (frames), own (a frame of
-the job's own source), count, total_ns (inclusive; recursion counts once), self_ns (no recorded child), source_ns (own
-frames: all time in which
-this is the innermost own frame, so libraries and operators that it called are included), shapes (distinct input shapes
-of an operator), share (self_ns of
-the rank's marked wall), steps.
+function (frames), own (a frame of the job's own source), count, total_ns (inclusive; recursion counts once), self_ns
+(no recorded child), source_ns (own frames: all time in which this is the innermost own frame, so libraries and
+operators that it called are included), shapes (distinct input shapes of an operator), share (self_ns of the rank's
+marked wall), steps.
 
 The self times of a thread's rows sum to the time in which anything was recorded on it. Built-in functions are frames
 without a path.

@@ -2,11 +2,9 @@
 read.
 
 Columns: rank, start_ns, end_ns, span_ns, busy_ns, idle_ns, compute_ns, communication_ns, copy_ns (unions),
-exposed_communication_ns (no kernel
-computes), overlap (share of communication that computation hides; null without), exposed_copy_ns (neither computation
-nor communication),
-events, kernels. compute + exposed_communication + exposed_copy + idle = span (a fill counts as computation here, as in
-TraceLens).
+exposed_communication_ns (no kernel computes), overlap (share of communication that computation hides; null without),
+exposed_copy_ns (neither computation nor communication), events, kernels. compute + exposed_communication + exposed_copy
++ idle = span (a fill counts as computation here, as in TraceLens).
 
 Unlike `runtime` this knows no steps: work before the first mark and after the last counts. Linear in GPU events, after
 one sort.

@@ -1,14 +1,13 @@
 """Two traces, before and after: what vanished, appeared or moved, as wall time of a step.
 
 Columns: level (phase, class, kernel, op, frame), name, status (vanished, appeared, moved, same), before_count,
-after_count (a step), before_ns, after_ns, delta_ns
-(durations of a step, summed), before_wall_ns, after_wall_ns, wall_delta_ns.
+after_count (a step), before_ns, after_ns, delta_ns (durations of a step, summed), before_wall_ns, after_wall_ns,
+wall_delta_ns.
 
 Wall: each instant of a step belongs to one thing of a level, so that the wall_delta_ns of a level sum to the change of
-the step's wall. On the GPU an
-instant belongs to the event that began first among those that run, else to "(idle)"; on the host to what the main
-thread did. Levels class and
-kernel refer to the GPU windows, the others to the marks. Values are means over steps and ranks.
+the step's wall. On the GPU an instant belongs to the event that began first among those that run, else to "(idle)"; on
+the host to what the main thread did. Levels class and kernel refer to the GPU windows, the others to the marks. Values
+are means over steps and ranks.
 """
 
 from __future__ import annotations

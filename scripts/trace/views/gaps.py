@@ -1,8 +1,8 @@
 """The longest single idle intervals of the device, each with its main cause.
 
 Columns: rank, step, kind (as in lost_time: the one with the largest part of the gap), start_ns, dur_ns, before, after
-(names of the GPU events around it),
-annotation, op, call, path, line, function. At most 1,000 rows, the longest first. CPU-only captures have none.
+(names of the GPU events around it), annotation, op, call, path, line, function. At most 1,000 rows, the longest first.
+CPU-only captures have none.
 """
 
 from __future__ import annotations

@@ -2,12 +2,10 @@
 of ours uses this.
 
 What HTA does differently from the views (docs/traces.md explains the effects): times are float microseconds, starts
-rounded up and ends down; every row
-that has a `stream` argument is a GPU event (synchronisation records and Triton's operator rows among them); GPU events
-launched from the
-start of the last `ProfilerStep` on are dropped; the class of a kernel comes from its name. Times here are microseconds,
-as in HTA.
-Source of the methods: facebookresearch/HolisticTraceAnalysis (MIT), hta/analyzers. The code is ours.
+rounded up and ends down; every row that has a `stream` argument is a GPU event (synchronisation records and Triton's
+operator rows among them); GPU events launched from the start of the last `ProfilerStep` on are dropped; the class of a
+kernel comes from its name. Times here are microseconds, as in HTA. Source of the methods:
+facebookresearch/HolisticTraceAnalysis (MIT), hta/analyzers. The code is ours.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ operator's), count, total_ns, mean_ns, min_ns, max_ns, share (of all GPU event t
 attributed (how the operator was found: correlation | external_id | graph | none).
 
 FLOPs and bytes belong to a call of an operator; where the call launched several kernels they share it by duration, so
-that sums are
-right and the rates are those of the call. Cost: a few sorts of the GPU rows; Python work only for each distinct
-combination.
+that sums are right and the rates are those of the call. Cost: a few sorts of the GPU rows; Python work only for each
+distinct combination.
 """
 
 from __future__ import annotations

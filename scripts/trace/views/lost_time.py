@@ -12,8 +12,8 @@ unknown          no launch record, or nothing recorded of the host at that time
 python, data     CPU-only captures: main thread outside every operator; in the data loader (operators included)
 
 Each idle interval is cut by what the launching thread did, instant by instant (the main thread where the launching
-thread has nothing
-recorded), so the rows of a rank sum to its idle time. Linear in gaps and host segments after sorting.
+thread has nothing recorded), so the rows of a rank sum to its idle time. Linear in gaps and host segments after
+sorting.
 """
 
 from __future__ import annotations

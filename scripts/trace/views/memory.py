@@ -1,11 +1,9 @@
 """Peaks of allocated and reserved memory, by step and in all.
 
 Columns: rank, step (null: the capture), device (-1: host), peak_allocated_bytes, peak_reserved_bytes (null for the
-host), peak_ts_ns (when allocated peaked), allocations,
-frees, allocated_bytes (sum of the allocations), capacity_bytes, headroom_bytes (capacity less the reserved peak). Needs
-a profile with memory;
-other captures have no rows. The allocator's own totals are used: they count what was allocated before the capture as
-well.
+host), peak_ts_ns (when allocated peaked), allocations, frees, allocated_bytes (sum of the allocations), capacity_bytes,
+headroom_bytes (capacity less the reserved peak). Needs a profile with memory; other captures have no rows. The
+allocator's own totals are used: they count what was allocated before the capture as well.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Communication: how much of it is exposed, and how much waits for other ranks.
 
 Columns: rank, group (process group), collective, group_size, count, bytes (sum of the messages), total_ns, union_ns
-(instants with any of them),
-exposed_ns (instants with no compute and no copy), hidden_compute_ns, hidden_copy_ns (instants with compute; with copies
-but no compute),
-wait_ns, transfer_ns (total_ns split by when the last rank of the group began; null where the other ranks are not
-there), algorithm_bytes_per_s.
-A row for each (group, collective) and one with both null for all communication of the rank. union = exposed +
-hidden_compute + hidden_copy.
+(instants with any of them), exposed_ns (instants with no compute and no copy), hidden_compute_ns, hidden_copy_ns
+(instants with compute; with copies but no compute), wait_ns, transfer_ns (total_ns split by when the last rank of the
+group began; null where the other ranks are not there), algorithm_bytes_per_s. A row for each (group, collective) and
+one with both null for all communication of the rank. union = exposed + hidden_compute + hidden_copy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Phases of the steps: data, forward, backward, optimizer, other, on the main thread and on the GPU.
 
 Columns: rank, step (null: all steps), phase, wall_ns (main thread; the phases of a step sum to its mark), share (of the
-mark), op_ns, blocked_ns,
-gpu_ns (duration of the kernels and copies launched in it; null without GPU), kernels.
+mark), op_ns, blocked_ns, gpu_ns (duration of the kernels and copies launched in it; null without GPU), kernels.
 """
 
 from __future__ import annotations

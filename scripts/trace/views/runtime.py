@@ -1,14 +1,11 @@
 """Where the wall time of each step went: busy and idle GPU, and what the main thread did meanwhile.
 
 Columns (ns, null where the trace cannot say): rank, step (null: the whole capture), label, source (of the marks),
-window (gpu: from
-the first kernel that the step launched to that of the next step; cpu: the mark itself), start_ns, end_ns, wall_ns;
-cpu_wall_ns (the mark);
-busy_ns, idle_ns, compute_ns, communication_ns, copy_ns (unions of intervals in the window); kernels, launches; op_ns,
-python_ns, data_ns,
-blocked_ns (main thread; they sum to cpu_wall_ns); ratio_to_median, slow; own_ns (wall less exposed communication),
-behind_ns (own_ns less
-the median of the ranks), straggler.
+window (gpu: from the first kernel that the step launched to that of the next step; cpu: the mark itself), start_ns,
+end_ns, wall_ns; cpu_wall_ns (the mark); busy_ns, idle_ns, compute_ns, communication_ns, copy_ns (unions of intervals in
+the window); kernels, launches; op_ns, python_ns, data_ns, blocked_ns (main thread; they sum to cpu_wall_ns);
+ratio_to_median, slow; own_ns (wall less exposed communication), behind_ns (own_ns less the median of the ranks),
+straggler.
 
 Cost: linear in GPU events and in host segments of the main thread, after sorting.
 """

@@ -1,12 +1,11 @@
 """Each step against its input shapes: is a slow step one that met new shapes, compiled, built plans, or allocated?
 
 Columns: rank, step, wall_ns, excess_ns (over the rank's median), slow, signature (hash of the set of operator input
-shapes), new_signature (no
-earlier step had it), new_shapes (pairs of operator and shapes that no earlier step had), example (one of them),
-new_kernels, compile_ns, compile_calls (module
-loads, JIT, plan builds, profiler overhead of lazy loading excluded), host_allocations (cudaMalloc, cudaHostAlloc,
-cudaFree...), cause_kind, cause, cause_ns (the operator, frame or call whose self time exceeds
-its own median over the steps by most), path, line, function (own frame of the cause).
+shapes), new_signature (no earlier step had it), new_shapes (pairs of operator and shapes that no earlier step had),
+example (one of them), new_kernels, compile_ns, compile_calls (module loads, JIT, plan builds, profiler overhead of lazy
+loading excluded), host_allocations (cudaMalloc, cudaHostAlloc, cudaFree...), cause_kind, cause, cause_ns (the operator,
+frame or call whose self time exceeds its own median over the steps by most), path, line, function (own frame of the
+cause).
 
 The first step has every shape new and is compared with nothing: its new_* columns are null. Null without shapes in the
 trace.

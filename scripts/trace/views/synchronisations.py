@@ -1,9 +1,8 @@
 """Calls in which the host waited for the device, and the place in the job that made them.
 
 Columns: rank, call, op (outermost), annotation, phase, path, line, function (innermost own frame), count, total_ns,
-longest_ns, steps.
-Counted are *Synchronize calls, and memcpy calls of 100 us or more (a copy that is not pinned blocks). CPU-only captures
-have none.
+longest_ns, steps. Counted are *Synchronize calls, and memcpy calls of 100 us or more (a copy that is not pinned
+blocks). CPU-only captures have none.
 """
 
 from __future__ import annotations
