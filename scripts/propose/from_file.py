@@ -1,7 +1,7 @@
 """The proposers `file:PATH` and `git:URL@REV`: somebody's patch, or an upstream commit, judged like any other.
 
-A file is one candidate. A folder or a glob gives one candidate a patch, sorted by name; what was tried is not tried again. A patch
-that does not apply is handed on as it is, so that the guard refuses it by name.
+A file is one candidate. A folder or a glob gives one candidate a patch, sorted by name; what was tried is not tried
+again. A patch that does not apply is handed on as it is, so that the guard refuses it by name.
 """
 
 from __future__ import annotations

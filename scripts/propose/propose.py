@@ -38,6 +38,7 @@ def propose(task: Task) -> Answer:
 
 
 def task_of(
+    *,
     spec: dict[str, Any],
     source: Path,
     findings: Path,
@@ -96,15 +97,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args(argv)
     task = task_of(
-        read_json(args.spec, "spec"),
-        args.source,
-        args.findings,
-        args.brief,
-        args.stack,
-        verdict_files(args.history),
-        args.proposer,
-        (args.round, args.candidate),
-        args.trace,
+        spec=read_json(args.spec, "spec"),
+        source=args.source,
+        findings=args.findings,
+        brief=args.brief,
+        stack=args.stack,
+        history=verdict_files(args.history),
+        proposer=args.proposer,
+        number=(args.round, args.candidate),
+        trace=args.trace,
     )
     answer = propose(task)
     write(task, answer, args.output)

@@ -1,4 +1,6 @@
-"""A real HTTP server on loopback that answers like an OpenAI-compatible one, or misbehaves as it is told, request by request."""
+"""A real HTTP server on loopback that answers like an OpenAI-compatible one, or misbehaves as it is told, request by
+request.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
-    def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None, kind: str = "application/json") -> None:
+    def reply(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None, kind: str = "application/json"
+    ) -> None:
         self.send_response(status)
         for name, value in {"content-type": kind, "content-length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
@@ -72,13 +76,24 @@ def serving(*behaviours: Behaviour) -> Iterator[Server]:
         server.server_close()
 
 
-def completion(content: Any, *, finish: str = "stop", usage: dict[str, int] | None = None, calls: list[Any] | None = None, **more: Any) -> bytes:
+def completion(
+    content: Any,
+    *,
+    finish: str = "stop",
+    usage: dict[str, int] | None = None,
+    calls: list[Any] | None = None,
+    **more: Any,
+) -> bytes:
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls is not None:
         message["tool_calls"] = calls
     document: dict[str, Any] = {
-        "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "scripted",
-        "choices": [{"index": 0, "finish_reason": finish, "message": message}], **more,
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "scripted",
+        "choices": [{"index": 0, "finish_reason": finish, "message": message}],
+        **more,
     }
     document["usage"] = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120} if usage is None else usage
     if usage == {}:
@@ -92,7 +107,11 @@ def say(content: Any, **options: Any) -> Behaviour:
 
 def call_tool(name: str, arguments: Any, identity: str = "x9f3-random") -> Behaviour:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return say(None, finish="tool_calls", calls=[{"id": identity, "type": "function", "function": {"name": name, "arguments": text}}])
+    return say(
+        None,
+        finish="tool_calls",
+        calls=[{"id": identity, "type": "function", "function": {"name": name, "arguments": text}}],
+    )
 
 
 def status(code: int, headers: dict[str, str] | None = None) -> Behaviour:

@@ -46,7 +46,9 @@ def test_sixteen_processes_cannot_overspend_together(tmp_path: Path) -> None:
 def test_the_worst_case_is_held_while_a_call_is_out(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l.json", {"task": {"tokens": 150}})
     out = ledger.reserve(CALL)
-    with pytest.raises(BudgetError, match=r"budget: task: tokens: 100 of 150 are used or reserved, the next call may take 100"):
+    with pytest.raises(
+        BudgetError, match=r"budget: task: tokens: 100 of 150 are used or reserved, the next call may take 100"
+    ):
         ledger.reserve(CALL)
     ledger.settle(out, {**CALL, "tokens": 20})
     ledger.reserve(CALL)  # 20 spent and 100 reserved

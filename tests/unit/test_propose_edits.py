@@ -27,7 +27,10 @@ def test_a_unique_match_is_replaced() -> None:
 @pytest.mark.parametrize(
     ("search", "replace"),
     [
-        ("for i in x:  \n    total += i  ", "for i in x:\n    total -= i"),  # common indentation lost, blanks at the ends
+        (
+            "for i in x:  \n    total += i  ",
+            "for i in x:\n    total -= i",
+        ),  # common indentation lost, blanks at the ends
         ("        for i in x:\n            total += i", "        for i in x:\n            total -= i"),
         ("\n    for i in x:\n        total += i\n\n", "    for i in x:\n        total -= i\n"),
         ("    for i in x:\r\n        total += i", "    for i in x:\r\n        total -= i"),
@@ -49,7 +52,11 @@ def test_windows_line_ends_of_the_file_are_kept() -> None:
     [
         ("x", "y", "found 4 times, on lines 1, 3"),
         ("total = 1", "total = 2", "first line 'total = 1' is nowhere"),
-        ("    total = 0\n    for j in x:", "", r"line 2 of `search` is '    for j in x:', the file has '    for i in x:' on line 3"),
+        (
+            "    total = 0\n    for j in x:",
+            "",
+            r"line 2 of `search` is '    for j in x:', the file has '    for i in x:' on line 3",
+        ),
         ("otal = 0", "otal = 1", "inside a word on line 2"),
         ("total = 0\n    for i", "z = 0\n    for i", "several lines and begins or ends inside one"),
         ("", "x", "empty"),
@@ -73,7 +80,11 @@ def test_one_bad_edit_applies_none_and_names_itself() -> None:
     ]
     with pytest.raises(EditError) as error:
         apply_edits({"m.py": TEXT}.get, edits)
-    assert "edit 2: m.py" in str(error.value) and "edit 3: gone.py: no such file" in str(error.value) and "edit 1" not in str(error.value)
+    assert (
+        "edit 2: m.py" in str(error.value)
+        and "edit 3: gone.py: no such file" in str(error.value)
+        and "edit 1" not in str(error.value)
+    )
 
 
 def test_edits_are_matched_against_the_file_as_it_was_and_may_not_overlap() -> None:
@@ -82,7 +93,10 @@ def test_edits_are_matched_against_the_file_as_it_was_and_may_not_overlap() -> N
         {"path": "m.py", "search": "    return x\n", "replace": "    return 2 * x\n"},  # unique before the first edit
     ]
     assert apply_edits({"m.py": TEXT}.get, both)["m.py"].count("return x") == 1
-    overlap = [{"path": "m.py", "search": "    total = 0\n    for i in x:", "replace": "a"}, {"path": "m.py", "search": "    for i in x:", "replace": "b"}]
+    overlap = [
+        {"path": "m.py", "search": "    total = 0\n    for i in x:", "replace": "a"},
+        {"path": "m.py", "search": "    for i in x:", "replace": "b"},
+    ]
     with pytest.raises(EditError, match="overlap"):
         apply_edits({"m.py": TEXT}.get, overlap)
 

@@ -1,4 +1,8 @@
-"""The playbook on code as people write it: each fix before and after, a second time, with its comments, and refused where it must be."""
+"""The playbook on code as people write it: each fix before and after, a second time, with its comments, and refused
+where it must be.
+"""
+
+# ruff: noqa: E501 - lines of source that a fix gives are quoted whole
 
 import textwrap
 from pathlib import Path
@@ -13,7 +17,13 @@ WRITER = {"source": {"editable": ["**"], "protected": []}}
 GPU = {**WRITER, "resources": {"gpus": 1, "cpus": 8}}
 
 
-def apply(tmp_path: Path, name: str, files: dict[str, str] | str, spec: dict[str, Any] = WRITER, anchors: list[str] | None = None) -> dict[str, str]:
+def apply(
+    tmp_path: Path,
+    name: str,
+    files: dict[str, str] | str,
+    spec: dict[str, Any] = WRITER,
+    anchors: list[str] | None = None,
+) -> dict[str, str]:
     """The files after the fix; applies it a second time and insists that there is nothing left to do."""
     given = {"train.py": files} if isinstance(files, str) else files
     given = {path: textwrap.dedent(text) for path, text in given.items()}
@@ -212,7 +222,10 @@ def test_sdpa_refuses(tmp_path: Path, old: str, new: str, why: str) -> None:
 
 
 def test_sdpa_passes_a_mask_that_is_not_provably_causal(tmp_path: Path) -> None:
-    for old, new in (("[:, :, :T, :T]", "[:, :, 1:T, :T]"), ("torch.tril(torch.ones(config.block_size, config.block_size))", "config.window_mask")):
+    for old, new in (
+        ("[:, :, :T, :T]", "[:, :, 1:T, :T]"),
+        ("torch.tril(torch.ones(config.block_size, config.block_size))", "config.window_mask"),
+    ):
         text = apply(tmp_path, "sdpa", NANOGPT.replace(old, new))["train.py"]
         assert "is_causal" not in text and "attn_mask=self.bias[" in text and "!= 0" in text
 
@@ -223,8 +236,14 @@ def test_sdpa_passes_a_mask_that_is_not_provably_causal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("opt = torch.optim.AdamW(model.parameters(), lr=3e-4)", "opt = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)"),
-        ("opt = optim.SGD(groups, lr=0.1, momentum=0.9, foreach=True)", "opt = optim.SGD(groups, lr=0.1, momentum=0.9, fused=True)"),
+        (
+            "opt = torch.optim.AdamW(model.parameters(), lr=3e-4)",
+            "opt = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)",
+        ),
+        (
+            "opt = optim.SGD(groups, lr=0.1, momentum=0.9, foreach=True)",
+            "opt = optim.SGD(groups, lr=0.1, momentum=0.9, fused=True)",
+        ),
         ("opt = Adam(params, fused=False)", "opt = Adam(params, fused=True)"),
         (
             "opt = torch.optim.AdamW(\n    model.parameters(),  # all of them\n    lr=3e-4,\n)",
@@ -259,7 +278,9 @@ def test_fused_optimizer_in_a_lightning_module(tmp_path: Path) -> None:
 
 
 def test_fused_optimizer_in_a_trainer_of_a_package(tmp_path: Path) -> None:
-    """ultralytics limits fused to CUDA, and older versions keep the arguments in a dictionary; only anchored files are looked at."""
+    """ultralytics limits fused to CUDA, and older versions keep the arguments in a dictionary; only anchored files are
+    looked at.
+    """
     body = """
         from torch import nn, optim
 
@@ -271,7 +292,9 @@ def test_fused_optimizer_in_a_trainer_of_a_package(tmp_path: Path) -> None:
             return getattr(optim, name)(g, **args)
     """
     package = {f"pkg/m{i}.py": "import torch\nopt = torch.optim.Adam(p)\n" for i in range(50)}
-    after = apply(tmp_path, "fused_optimizer", {**package, "pkg/engine/trainer.py": body}, anchors=["pkg/engine/trainer.py"])
+    after = apply(
+        tmp_path, "fused_optimizer", {**package, "pkg/engine/trainer.py": body}, anchors=["pkg/engine/trainer.py"]
+    )
     text = after["pkg/engine/trainer.py"]
     assert 'weight_decay=0.0, fused=True if name in {"Adam", "AdamW"} else None)' in text
     assert "nesterov=True, fused=True)" in text
@@ -297,8 +320,16 @@ def test_set_to_none(tmp_path: Path) -> None:
                     p.grad.zero_()
     """
     text = apply(tmp_path, "set_to_none", before)["train.py"]
-    assert changed(before, text) == (["opt.zero_grad(set_to_none=False)  # start clean", "p.grad.zero_()"], ["opt.zero_grad()  # start clean", "p.grad = None"])
-    refuse(tmp_path / "b", "set_to_none", "def f(opt):\n    opt.zero_grad()\n    p.grad = None\n", "zero_grad drops them by default")
+    assert changed(before, text) == (
+        ["opt.zero_grad(set_to_none=False)  # start clean", "p.grad.zero_()"],
+        ["opt.zero_grad()  # start clean", "p.grad = None"],
+    )
+    refuse(
+        tmp_path / "b",
+        "set_to_none",
+        "def f(opt):\n    opt.zero_grad()\n    p.grad = None\n",
+        "zero_grad drops them by default",
+    )
 
 
 # Evaluation
@@ -334,7 +365,9 @@ def test_inference_mode_decorates_an_evaluation(tmp_path: Path) -> None:
 
 def test_inference_mode_is_no_grad_where_tensors_are_kept(tmp_path: Path) -> None:
     model = "import torch\n\nclass M(torch.nn.Module):\n    def forward(self, x):\n        self.cache = x\n        return x\n"
-    assert "@torch.no_grad()" in apply(tmp_path, "inference_mode", {"train.py": EVALUATION, "model.py": model})["train.py"]
+    assert (
+        "@torch.no_grad()" in apply(tmp_path, "inference_mode", {"train.py": EVALUATION, "model.py": model})["train.py"]
+    )
 
 
 def test_inference_mode_wraps_evaluation_inside_a_training_loop(tmp_path: Path) -> None:
@@ -355,7 +388,10 @@ def test_inference_mode_wraps_evaluation_inside_a_training_loop(tmp_path: Path) 
                 print(loss)
     """
     text = apply(tmp_path, "inference_mode", before)["train.py"]
-    assert "        model.eval()\n        # how well are we doing?\n        with torch.inference_mode():\n            loss = 0.0\n            for x" in text
+    assert (
+        "        model.eval()\n        # how well are we doing?\n        with torch.inference_mode():\n            loss = 0.0\n            for x"
+        in text
+    )
     assert "        model.train()\n        print(loss)\n" in text
 
 
@@ -399,8 +435,13 @@ def test_hoist_encoding_of_a_whole_text_for_each_batch(tmp_path: Path) -> None:
                 return torch.stack([data[i : i + 8] for i in ix])
     """
     text = apply(tmp_path, "hoist_encoding", before)["train.py"]
-    assert "        self.encoded_text = torch.tensor(self.encode(self.text), dtype=torch.long)\n\n    def encode" in text
-    assert '        # the part that we train on\n        data = self.encoded_text[: self.split] if split == "train" else self.encoded_text[self.split :]\n' in text
+    assert (
+        "        self.encoded_text = torch.tensor(self.encode(self.text), dtype=torch.long)\n\n    def encode" in text
+    )
+    assert (
+        '        # the part that we train on\n        data = self.encoded_text[: self.split] if split == "train" else self.encoded_text[self.split :]\n'
+        in text
+    )
     torch = pytest.importorskip("torch")
     spaces: list[dict[str, Any]] = [{}, {}]
     exec(textwrap.dedent(before), spaces[0])
@@ -434,14 +475,22 @@ def test_hoist_encoding_of_mingpt_items(tmp_path: Path) -> None:
     """
     text = apply(tmp_path, "hoist_encoding", before)["train.py"]
     assert "self.encoded_data = torch.tensor([self.stoi[s] for s in self.data])" in text or "dtype=torch.long" in text
-    assert "dix = self.encoded_data[idx:idx + self.block_size + 1]" in text and "x = dix[:-1]" in text and "y = dix[1:]" in text
+    assert (
+        "dix = self.encoded_data[idx:idx + self.block_size + 1]" in text
+        and "x = dix[:-1]" in text
+        and "y = dix[1:]" in text
+    )
     assert "# grab a chunk" in text and "# encode every character" in text
 
 
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("def grow", "def grow(self):\n            self.text = self.text + '!'\n\n        def other", "changes in grow"),
+        (
+            "def grow",
+            "def grow(self):\n            self.text = self.text + '!'\n\n        def other",
+            "changes in grow",
+        ),
         ("[self.stoi[c] for c in s]", "[self.stoi[c] for c in s if c in self.stoi]", "no encoding, element by element"),
         ("return torch.stack", "data[0] = 1\n            return torch.stack", "changed in place"),
         ("return torch.stack", "print(text)\n            return torch.stack", "is used as well"),
@@ -492,7 +541,10 @@ def test_batch_item_logging_takes_the_norm_that_clipping_computes(tmp_path: Path
                 log.append(grad_norm)
     """
     text = apply(tmp_path, "batch_item_logging", before)["train.py"]
-    assert "        # keep an eye on the gradients\n        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()\n" in text
+    assert (
+        "        # keep an eye on the gradients\n        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()\n"
+        in text
+    )
     assert "total" not in text
 
 
@@ -538,7 +590,9 @@ def test_batch_item_logging_reads_losses_and_parameters_in_one_go(tmp_path: Path
     text = apply(tmp_path, "batch_item_logging", before)["train.py"]
     assert "losses.append(loss.detach())" in text and "losses = torch.stack(losses).tolist() if losses else []" in text
     assert "stats = dict(zip([n for n, p in model.named_parameters()], torch.stack(torch._foreach_norm([p for" in text
-    assert "        if step % every == 0:\n            worst = loss.max().item()\n        if step % every == 0:\n" in text
+    assert (
+        "        if step % every == 0:\n            worst = loss.max().item()\n        if step % every == 0:\n" in text
+    )
 
 
 def test_batch_item_logging_refuses_what_is_needed_at_once(tmp_path: Path) -> None:
@@ -686,7 +740,10 @@ def test_dataloader_refuses(tmp_path: Path, old: str, new: str, spec: dict[str, 
 def test_use_cache_in_generate(tmp_path: Path) -> None:
     before = "from transformers import X\nout = model.generate(**batch, use_cache=False, do_sample=False)\nmodel.config.use_cache = False\n"
     after = apply(tmp_path, "use_cache", before)["train.py"]
-    assert after == "from transformers import X\nout = model.generate(**batch, do_sample=False)\nmodel.config.use_cache = True\n"
+    assert (
+        after
+        == "from transformers import X\nout = model.generate(**batch, do_sample=False)\nmodel.config.use_cache = True\n"
+    )
     refuse(tmp_path / "t", "use_cache", before + "loss.backward()\n", "trains as well")
 
 
@@ -707,7 +764,9 @@ def test_use_cache_in_a_hand_written_loop(tmp_path: Path) -> None:
     """
     text = apply(tmp_path, "use_cache", before)["train.py"]
     assert "    # greedy\n    past_key_values, step_ids = None, input_ids\n    for _ in range(n):\n" in text
-    config = transformers.LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
     results = []
@@ -734,8 +793,18 @@ def test_pad_to_longest(tmp_path: Path) -> None:
     before = "batch = tokenizer(texts, padding='max_length', max_length=256, return_tensors='pt')  # fixed\n"
     after = apply(tmp_path, "pad_to_longest", before)["train.py"]
     assert after == "batch = tokenizer(texts, padding='longest', max_length=256, return_tensors='pt')  # fixed\n"
-    refuse(tmp_path / "c", "pad_to_longest", "import torch\nmodel = torch.compile(model)\n" + before, "compiled for fixed shapes")
-    refuse(tmp_path / "m", "pad_to_longest", f"def f(texts):\n    {before}data = data.map(f, batched=True)\n", "padded once by map")
+    refuse(
+        tmp_path / "c",
+        "pad_to_longest",
+        "import torch\nmodel = torch.compile(model)\n" + before,
+        "compiled for fixed shapes",
+    )
+    refuse(
+        tmp_path / "m",
+        "pad_to_longest",
+        f"def f(texts):\n    {before}data = data.map(f, batched=True)\n",
+        "padded once by map",
+    )
 
 
 REQUESTS = """
@@ -754,9 +823,15 @@ REQUESTS = """
 
 def test_batch_requests(tmp_path: Path) -> None:
     text = apply(tmp_path, "batch_requests", REQUESTS)["train.py"]
-    assert "    for start in range(0, len(prompts), 8):\n        # one at a time\n        group = prompts[start : start + 8]\n" in text
+    assert (
+        "    for start in range(0, len(prompts), 8):\n        # one at a time\n        group = prompts[start : start + 8]\n"
+        in text
+    )
     assert 'batch = tokenizer(group, return_tensors="pt", padding=True, padding_side="left")' in text
-    assert "        for row, prompt in enumerate(group):\n            text = tokenizer.decode(out[row], skip_special_tokens=True)\n" in text
+    assert (
+        "        for row, prompt in enumerate(group):\n            text = tokenizer.decode(out[row], skip_special_tokens=True)\n"
+        in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -779,7 +854,12 @@ def test_deterministic_fill(tmp_path: Path) -> None:
     before = "import torch\n\ndef seed_all():\n    torch.use_deterministic_algorithms(True, warn_only=True)  # repeatable\n    torch.manual_seed(0)\n"
     after = apply(tmp_path, "deterministic_fill", before)["train.py"]
     assert changed(before, after) == ([], ["torch.utils.deterministic.fill_uninitialized_memory = False"])
-    refuse(tmp_path / "n", "deterministic_fill", "import torch\ntorch.use_deterministic_algorithms(False)\n", "does not switch")
+    refuse(
+        tmp_path / "n",
+        "deterministic_fill",
+        "import torch\ntorch.use_deterministic_algorithms(False)\n",
+        "does not switch",
+    )
 
 
 VISION = """
@@ -799,9 +879,15 @@ VISION = """
 
 
 def test_settings_of_a_vision_job(tmp_path: Path) -> None:
-    assert "import nn\n\ntorch.backends.cudnn.benchmark = True\n" in apply(tmp_path / "a", "cudnn_benchmark", VISION, GPU)["train.py"]
+    assert (
+        "import nn\n\ntorch.backends.cudnn.benchmark = True\n"
+        in apply(tmp_path / "a", "cudnn_benchmark", VISION, GPU)["train.py"]
+    )
     tf32 = {**GPU, "constraints": {"precision": "tf32"}}
-    assert '\ntorch.set_float32_matmul_precision("high")\n' in apply(tmp_path / "b", "matmul_precision", VISION, tf32)["train.py"]
+    assert (
+        '\ntorch.set_float32_matmul_precision("high")\n'
+        in apply(tmp_path / "b", "matmul_precision", VISION, tf32)["train.py"]
+    )
     text = apply(tmp_path / "c", "channels_last", VISION)["train.py"]
     assert 'model = Net().to("cuda").to(memory_format=torch.channels_last)' in text
     refuse(tmp_path / "d", "cudnn_benchmark", VISION, "no GPU")
@@ -812,9 +898,14 @@ def test_settings_of_a_vision_job(tmp_path: Path) -> None:
 
 
 def test_nonblocking_copies(tmp_path: Path) -> None:
-    before = LOADER.replace("shuffle=True,", "shuffle=True, num_workers=2,") + "\n    for x, y in loader:\n        x = x.to(device)\n        y = y.cuda()\n"
+    before = (
+        LOADER.replace("shuffle=True,", "shuffle=True, num_workers=2,")
+        + "\n    for x, y in loader:\n        x = x.to(device)\n        y = y.cuda()\n"
+    )
     text = apply(tmp_path, "nonblocking_copies", before, GPU)["train.py"]
-    assert "x.to(device, non_blocking=True)" in text and "y.cuda(non_blocking=True)" in text and "pin_memory=True" in text
+    assert (
+        "x.to(device, non_blocking=True)" in text and "y.cuda(non_blocking=True)" in text and "pin_memory=True" in text
+    )
     refuse(tmp_path / "c", "nonblocking_copies", before, "no GPU")
     refuse(tmp_path / "l", "nonblocking_copies", "for x in loader:\n    x = x.to(device)\n", "not pinned", GPU)
 
@@ -838,7 +929,10 @@ def test_compilation(tmp_path: Path) -> None:
     for name, line in (("compile_model", "model.compile()"), ("compile_dynamic", "model.compile(dynamic=True)")):
         text = apply(tmp_path / name, name, before)["train.py"]
         assert f"    model = GPT(4)  # small\n    {line}\n" in text
-    assert "        for block in self.blocks:\n            block.compile()\n" in apply(tmp_path / "r", "compile_regions", before)["train.py"]
+    assert (
+        "        for block in self.blocks:\n            block.compile()\n"
+        in apply(tmp_path / "r", "compile_regions", before)["train.py"]
+    )
     short = {**WRITER, "measure": {"horizon": {"steps": 24}}}
     for name in ("compile_model", "compile_dynamic", "compile_regions"):
         refuse(tmp_path / "s" / name, name, before, "runs 24 steps", short)
@@ -895,8 +989,12 @@ def test_keep_on_device(tmp_path: Path) -> None:
     text = apply(tmp_path, "keep_on_device", DECODE)["train.py"]
     assert changed(DECODE, text) == (['self.vae.to("cpu")'], [])
     refuse(tmp_path / "t", "keep_on_device", DECODE + "\n    def train(loss):\n        loss.backward()\n", "trains")
-    refuse(tmp_path / "m", "keep_on_device", DECODE, "no more memory", {**WRITER, "constraints": {"memory_growth": 1.0}})
-    refuse(tmp_path / "o", "keep_on_device", DECODE.replace("self.vae.to(self.device)", "pass"), "no function that moves")
+    refuse(
+        tmp_path / "m", "keep_on_device", DECODE, "no more memory", {**WRITER, "constraints": {"memory_growth": 1.0}}
+    )
+    refuse(
+        tmp_path / "o", "keep_on_device", DECODE.replace("self.vae.to(self.device)", "pass"), "no function that moves"
+    )
 
 
 FILES = """
@@ -918,7 +1016,10 @@ FILES = """
 def test_cache_decoded(tmp_path: Path) -> None:
     text = apply(tmp_path, "cache_decoded", FILES)["train.py"]
     assert "        self.paths = paths\n        self._decoded = {}\n" in text
-    assert "        # 640 x 480\n        if i not in self._decoded:\n            self._decoded[i] = np.array(Image.open(path))\n        image = self._decoded[i]\n" in text
+    assert (
+        "        # 640 x 480\n        if i not in self._decoded:\n            self._decoded[i] = np.array(Image.open(path))\n        image = self._decoded[i]\n"
+        in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -936,7 +1037,9 @@ def test_cache_decoded_refuses(tmp_path: Path, old: str, new: str, why: str) -> 
 
 
 def test_length_bucketing_needs_a_free_order(tmp_path: Path) -> None:
-    before = "from transformers import TrainingArguments\nargs = TrainingArguments(output_dir=out, learning_rate=1e-4)\n"
+    before = (
+        "from transformers import TrainingArguments\nargs = TrainingArguments(output_dir=out, learning_rate=1e-4)\n"
+    )
     refuse(tmp_path, "length_bucketing", before, "order is fixed")
     free = {**WRITER, "constraints": {"data_order": "free"}}
     text = apply(tmp_path / "f", "length_bucketing", before, free)["train.py"]
@@ -947,7 +1050,9 @@ def test_length_bucketing_needs_a_free_order(tmp_path: Path) -> None:
 
 
 def test_sdpa_backend(tmp_path: Path) -> None:
-    before = "from transformers import AutoModel\nmodel = AutoModel.from_pretrained(name, attn_implementation='eager')\n"
+    before = (
+        "from transformers import AutoModel\nmodel = AutoModel.from_pretrained(name, attn_implementation='eager')\n"
+    )
     assert "attn_implementation='sdpa'" in apply(tmp_path, "sdpa_backend", before)["train.py"]
     refuse(tmp_path / "w", "sdpa_backend", before + "model(x, output_attentions=True)\n", "attention weights")
     varying = tmp_path / "v"

@@ -22,7 +22,13 @@ def test_the_key_is_the_canonical_request_and_the_sample() -> None:
 
 def test_recorded_is_replayed_whole(tmp_path: Path) -> None:
     key = key_of(REQUEST, 0)
-    entry = {"request": REQUEST, "sample": 0, "response": {"choices": [{"message": {"content": "é"}}]}, "attempts": [], "usage": {}}
+    entry = {
+        "request": REQUEST,
+        "sample": 0,
+        "response": {"choices": [{"message": {"content": "é"}}]},
+        "attempts": [],
+        "usage": {},
+    }
     stored = Tape(tmp_path, "record").record(key, entry)
     assert Tape(tmp_path, "replay").play(key) == stored
     assert Tape(tmp_path, "live").play(key) is None  # live always asks

@@ -51,14 +51,14 @@ def converse(task: Task, client: Client, model: str, result: Answer) -> None:
                 },
             ]
             for call in calls:
-                name, arguments, problem = _arguments(call)
-                if problem is None and name == "submit":
-                    problem = _submit(task, result, arguments, final=turn == turns - 1 or repairs <= 0)
-                    if problem is None:
+                name, arguments, fault = _arguments(call)
+                if fault is None and name == "submit":
+                    fault = _submit(task, result, arguments, final=turn == turns - 1 or repairs <= 0)
+                    if fault is None:
                         client.transcript.append({"event": "submitted", "title": result.title})
                         return
                     repairs -= 1
-                text = problem if problem is not None else toolbox.call(name, arguments)
+                text = fault if fault is not None else toolbox.call(name, arguments)
                 text = str(redacted(text))[:LONGEST_RESULT]
                 client.transcript.append(
                     {"event": "tool", "name": name, "arguments": redacted(arguments), "result": text, "turn": turn}

@@ -1,4 +1,6 @@
-"""The structured answer of a model: its schema with named fields only, and its validation, whatever the provider promised."""
+"""The structured answer of a model: its schema with named fields only, and its validation, whatever the provider
+promised.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,14 @@ class AnswerError(Exception):
 
 
 def schema(region: tuple[str, str] | None = None) -> dict[str, Any]:
-    """JSON schema of an answer. `region` = (path, lines) fixes the place, so that a small model writes the replacement only."""
-    path: dict[str, Any] = {"type": "string", "maxLength": 300}
-    search: dict[str, Any] = {"type": "string"}
-    edits: dict[str, Any] = {"type": "array"}
+    """JSON schema of an answer. With `region` = (path, lines) the place is given, and a small model writes the
+    replacement only.
+    """
+    replace = {"type": "string", "maxLength": 6000}
     if region is not None:
-        path, search = {"type": "string", "const": region[0]}, {"type": "string", "const": region[1]}
-        edits |= {"minItems": 1, "maxItems": 1}
+        return _object({"replace": replace})
     text = {"type": "string", "maxLength": 600}
-    edit = _object({"path": path, "search": search, "replace": {"type": "string", "maxLength": 6000}})
+    edit = _object({"path": {"type": "string", "maxLength": 300}, "search": {"type": "string"}, "replace": replace})
     whole = _object({"path": {"type": "string", "maxLength": 300}, "content": {"type": "string", "maxLength": 12000}})
     names = {"type": "array", "items": {"type": "string", "maxLength": 100}, "maxItems": 8}
     return _object(
@@ -35,8 +36,8 @@ def schema(region: tuple[str, str] | None = None) -> dict[str, Any]:
             "expected_gain": {"type": "string", "maxLength": 200},
             "risk": text,
             "classes": {"type": "array", "items": {"type": "string", "enum": CLASSES}, "maxItems": 4},
-            "edits": {**edits, "items": edit},
-            "files": {"type": "array", "items": whole, "maxItems": 0 if region else 8},
+            "edits": {"type": "array", "items": edit},
+            "files": {"type": "array", "items": whole, "maxItems": 8},
             "needs_flag": {"type": ["string", "null"], "maxLength": 200},
             "untested": {**names, "items": {"type": "string", "maxLength": 300}},
         }
@@ -81,4 +82,18 @@ def validated(value: Any, region: tuple[str, str] | None = None) -> dict[str, An
     if errors:
         where = ".".join(str(part) for part in errors[0].absolute_path) or "(top level)"
         raise AnswerError(f"{where}: {errors[0].message[:300]}")
-    return dict(value)
+    if region is None:
+        return dict(value)
+    edit = {"path": region[0], "search": region[1], "replace": value["replace"]}
+    return {
+        "title": "",
+        "findings_used": [],
+        "hypothesis": "",
+        "expected_gain": "nothing",
+        "risk": "",
+        "classes": [],
+        "edits": [edit],
+        "files": [],
+        "needs_flag": None,
+        "untested": [],
+    }

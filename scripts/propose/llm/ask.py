@@ -1,13 +1,14 @@
 """The proposers that are language models: any litellm model id, and `replay:DIR`, which plays a tape of one.
 
-Candidates differ by the finding that they are given, by the kind of change that they are asked for, and by the number of the
-sample, so that they explore; all three are part of the request and so of the tape's key.
+Candidates differ by the finding that they are given, by the kind of change that they are asked for, and by the number
+of the sample, so that they explore; all three are part of the request and so of the tape's key.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +87,7 @@ def recorded_settings(tape: Tape) -> dict[str, Any]:
 
 
 def limits(task: Task, model: str) -> dict[str, Mapping[str, float | None]]:
-    """Budgets by scope: of this workload and model, and of the whole sweep when WHOLEJOB_SWEEP_BUDGET (JSON) says so."""
+    """Budgets by scope: of this workload and model, and of the sweep when WHOLEJOB_SWEEP_BUDGET (JSON) says so."""
     scopes: dict[str, Mapping[str, float | None]] = {
         f"{task.spec.get('workload', 'workload')}/{model}": task.spec.get("budget") or {}
     }
@@ -165,13 +166,17 @@ def _single(task: Task, client: Client, model: str, result: Answer) -> None:
                     {"role": "user", "content": render("repair", problem=problem)},
                 ]
             continue
+        if region is not None:
+            finding = _finding(task) or {}
+            name = fixes_for(finding["id"])[0]
+            value |= {"title": fixes()[name].TITLE, "findings_used": [finding["id"]], "classes": fixes()[name].CLASSES}
         accept(task, result, value, edits)
         return
     result.status, result.reason = "nothing", f"no usable answer: {problem.splitlines()[0]}"
 
 
 def accept(task: Task, result: Answer, value: Mapping[str, Any], edits: dict[str, str]) -> None:
-    """Fill the answer from a validated one. Edits out of scope stay in: the guard refuses them by name, on the record."""
+    """Fill the answer from a validated one. Edits out of scope stay: the guard refuses them, on the record."""
     outside = out_of_scope(task, edits)
     if outside:
         result.transcript.append({"event": "out_of_scope", "paths": outside})
@@ -291,7 +296,9 @@ def _sources(task: Task) -> tuple[list[dict[str, str]], list[str]]:
     finding = _finding(task) or {}
     anchored = [anchor.get("path") for anchor in finding.get("anchors") or []]
     every = sorted(texts(task.tree, task.spec), key=lambda item: (item[0] not in anchored, item[0]))
-    chosen, left_out, left = [], [], SOURCE_CHARACTERS
+    chosen: list[dict[str, str]] = []
+    left_out: list[str] = []
+    left = SOURCE_CHARACTERS
     for path, text in every:
         if len(text) <= left:
             chosen.append({"path": path, "text": text if text.endswith("\n") else text + "\n"})
@@ -305,7 +312,8 @@ def _sources(task: Task) -> tuple[list[dict[str, str]], list[str]]:
 
 
 def _region(task: Task) -> tuple[str, str]:
-    """(path, lines): the statement that the finding's first known fix would change, so that a small model writes only its text.
+    """(path, lines): the statement that the finding's first known fix would change, so that a small model writes only
+    its text.
 
     Nothing measured is in such a request, so that one tape serves every machine.
     """
@@ -321,7 +329,8 @@ def _region(task: Task) -> tuple[str, str]:
             old = read(task, path) or ""
             lines = _changed_statement(old, text)
             if lines is not None:
-                return path, lines
+                # Without indentation, which a small model copies wrongly; the edit puts it back.
+                return path, textwrap.dedent(lines)
     raise NotMeasured(f"no known fix of {finding['id']} says which statement to change")
 
 
@@ -348,6 +357,7 @@ def _changed_statement(old: str, new: str) -> str | None:
 
 def _region_messages(task: Task, region: tuple[str, str]) -> list[dict[str, Any]]:
     finding = (_finding(task) or {})["id"]
-    hint = (fixes()[fixes_for(finding)[0]].__doc__ or "").strip().splitlines()[0]
+    fix = fixes()[fixes_for(finding)[0]]
+    hint = getattr(fix, "HINT", f"{fix.TITLE}.")
     text = render("region", finding=finding.replace("_", " "), hint=hint, path=region[0], lines=region[1])
     return [{"role": "user", "content": text}]

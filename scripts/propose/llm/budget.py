@@ -1,8 +1,8 @@
 """A ledger of what language models may cost, shared between parallel jobs through a lock.
 
-The worst case of a call is reserved before it and settled after it, so that processes that ask at the same moment cannot
-overspend together. What a call really took is not known when its answer has no usage: then the reservation is charged. A job
-that dies between the two leaves its reservation charged.
+The worst case of a call is reserved before it and settled after it, so that processes that ask at the same moment
+cannot overspend together. What a call really took is not known when its answer has no usage: then the reservation is
+charged. A job that dies between the two leaves its reservation charged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Ledger:
         self.path, self.limits = path, limits
 
     def reserve(self, amount: Amount) -> Reservation:
-        """Hold the worst case of one call in every scope. Raises BudgetError where it does not fit; then nothing is held."""
+        """Hold the worst case of one call in every scope. Raises BudgetError where it does not fit; then nothing is
+        held.
+        """
         held = {unit: amount.get(unit) for unit in UNITS}
         with self._locked() as ledger:
             for scope, limits in self.limits.items():
@@ -52,7 +54,8 @@ class Ledger:
                         continue
                     if used[unit] + wanted > limit * (1 + 1e-9):
                         raise BudgetError(
-                            f"budget: {scope}: {unit}: {used[unit]:.6g} of {limit:.6g} are used or reserved, the next call may take {wanted:.6g}"
+                            f"budget: {scope}: {unit}: {used[unit]:.6g} of {limit:.6g} are used or reserved, "
+                            f"the next call may take {wanted:.6g}"
                         )
             identity = secrets.token_hex(8)
             ledger["reserved"][identity] = {"scopes": list(self.limits), "amount": held, "pid": os.getpid()}

@@ -1,7 +1,7 @@
 """Ask a model: from the tape, or within the budget with our own retries, and onto the tape.
 
-One failed attempt is followed by another for 429, 5xx, time-outs, broken connections and cut bodies, after a jittered back-off
-that honours Retry-After; for nothing else.
+One failed attempt is followed by another for 429, 5xx, time-outs, broken connections and cut bodies, after a jittered
+back-off that honours Retry-After; for nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Apply a model's edits: unique match with white-space and indentation repair, never by similarity, all or nothing.
 
-An edit replaces the one place whose lines equal `search`, if need be after trailing blanks and a common indentation are set
-right. Anything else is refused with what a model needs to repair it: the first line that differs, or the places that are
-all possible.
+An edit replaces the one place whose lines equal `search`, if need be after trailing blanks and a common indentation are
+set right. Anything else is refused with what a model needs to repair it: the first line that differs, or the places
+that are all possible.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 WHOLE_FILE_LINES = 150
 
 _ELISION = re.compile(
-    r"^\s*(#|//)?\s*(\.\.\.|…)\s*$|^\s*(#|//)\s*(\.\.\.|…)?.{0,20}\b(rest of|existing code|unchanged|remains? the same|same as before|omitted)\b.*$",
+    r"^\s*(#|//)?\s*(\.\.\.|…)\s*$"
+    r"|^\s*(#|//)\s*(\.\.\.|…)?.{0,20}\b(rest of|existing code|unchanged|remains? the same|as before|omitted)\b.*$",
     re.I,
 )
 _NUMBERED = re.compile(r"^\s*\d+\s*[:|→]")
@@ -62,14 +63,12 @@ def apply_edits(
     for path, found in spans.items():
         try:
             changed[path] = _joined(texts[path], found)
-        except EditError as error:
+        except EditError as error:  # noqa: PERF203 - every edit that fails is named
             problems.append(f"{path}: {error}")
     for entry in files:
         try:
-            changed[entry["path"]] = _whole(
-                entry["path"], entry["content"], read(entry["path"]), entry["path"] in changed
-            )
-        except EditError as error:
+            changed[entry["path"]] = _whole(entry["content"], read(entry["path"]), entry["path"] in changed)
+        except EditError as error:  # noqa: PERF203
             problems.append(f"{entry['path']}: {error}")
     if not edits and not files:
         problems.append("there are no edits")
@@ -118,7 +117,10 @@ def _place(text: str, search: str, replace: str) -> tuple[int, int, str]:
         if _cuts_word(text, start, end):
             raise EditError(f"`search` begins or ends inside a word on line {_line(text, start)}; quote whole lines")
         if "\n" in search.strip("\n") and _cuts_line(text, start, end):
-            raise EditError(f"`search` has several lines and begins or ends inside one, at line {_line(text, start)}; quote whole lines")
+            raise EditError(
+                f"`search` has several lines and begins or ends inside one, at line {_line(text, start)}; "
+                "quote whole lines"
+            )
         if search.endswith("\n") and not replace.endswith("\n") and replace and end < len(text):
             replace += "\n"
         return start, end, replace
@@ -207,7 +209,8 @@ def _divergence(lines: list[str], wanted: list[str]) -> str:
     if best == len(wanted):
         return f"the lines are at {place + 1}, but their indentation differs from line to line; quote them exactly"
     there = lines[place + best].rstrip() if place + best < len(lines) else "(end of file)"
-    return f"line {best + 1} of `search` is {wanted[best][:160]!r}, the file has {there[:160]!r} on line {place + best + 1}"
+    quoted = wanted[best][:160]
+    return f"line {best + 1} of `search` is {quoted!r}, the file has {there[:160]!r} on line {place + best + 1}"
 
 
 def _cuts_word(text: str, start: int, end: int) -> bool:
@@ -247,7 +250,7 @@ def _joined(text: str, spans: list[Span]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _whole(path: str, content: str, old: str | None, edited: bool) -> str:
+def _whole(content: str, old: str | None, edited: bool) -> str:
     if edited:
         raise EditError("has edits and a whole new content; give one of them")
     if old is not None and old.count("\n") > WHOLE_FILE_LINES:

@@ -1,4 +1,5 @@
-"""One request to a language model, once: litellm behind a small protocol, without its retries, caches, callbacks or telemetry.
+"""One request to a language model, once: litellm behind a small protocol, without its retries, caches, callbacks or
+telemetry.
 
 litellm takes seconds to import, so only a call that really goes out imports it.
 """
@@ -19,7 +20,9 @@ LARGEST_BODY = 8_000_000
 
 @dataclass(frozen=True)
 class Reply:
-    """A raw response and what it took. Tokens are None where the provider said nothing, dollars where no price is known."""
+    """A raw response and what it took. Tokens are None where the provider said nothing, dollars where no price is
+    known.
+    """
 
     raw: dict[str, Any]
     input_tokens: int | None

@@ -1,7 +1,7 @@
 """Recorded answers, addressed by the hash of the request, so that a run can be repeated without a network or a key.
 
-A tape is a folder with one JSON file an answer: the request, the raw response, every attempt. It never expires and can be
-committed, shared and audited. Secrets are redacted before a byte is written.
+A tape is a folder with one JSON file an answer: the request, the raw response, every attempt. It never expires and can
+be committed, shared and audited. Secrets are redacted before a byte is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from scripts.common.files import canonical_json, replacing, sha256_bytes
 SECRET_NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.I)
 SECRET_SHAPES = re.compile(
     r"sk-[A-Za-z0-9_\-]{16,}|AIza[0-9A-Za-z_\-]{30,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|hf_[A-Za-z0-9]{20,}"
-    r"|xox[abprs]-[A-Za-z0-9\-]{10,}|(?i:bearer)\s+[A-Za-z0-9._\-]{16,}|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*-----END [A-Z ]*PRIVATE KEY-----"
+    r"|xox[abprs]-[A-Za-z0-9\-]{10,}|(?i:bearer)\s+[A-Za-z0-9._\-]{16,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*-----END [A-Z ]*PRIVATE KEY-----"
 )
 REDACTED = "[redacted]"
 
@@ -33,7 +34,9 @@ def key_of(request: Mapping[str, Any], sample: int) -> str:
 
 
 def redacted(value: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """The value with secrets replaced in every string: what the environment holds under a telling name, and known shapes."""
+    """The value with secrets replaced in every string: what the environment holds under a telling name, and known
+    shapes.
+    """
     environment = os.environ if environment is None else environment
     secrets = sorted(
         (v for k, v in environment.items() if SECRET_NAMES.search(k) and len(v) >= 8), key=len, reverse=True
@@ -54,7 +57,7 @@ def _redacted(value: Any, secrets: list[str]) -> Any:
 
 
 class Tape:
-    """A folder of recorded answers. `mode` is replay (a miss is an error), record (a miss asks) or live (always asks)."""
+    """A folder of recorded answers. `mode`: replay (a miss is an error), record (a miss asks) or live (always asks)."""
 
     def __init__(self, folder: Path, mode: str) -> None:
         if mode not in ("replay", "record", "live"):

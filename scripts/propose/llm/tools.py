@@ -1,7 +1,7 @@
 """What an agent can do: list, read and search the source, read findings, query the trace, try edits, run a quick check.
 
-Everything reads; nothing that a tool does outlives it. Paths stay inside the source tree, SQL is one SELECT over the trace's
-Parquet, the quick check runs the patched job for a few steps the way every rule runs it.
+Everything reads; nothing that a tool does outlives it. Paths stay inside the source tree, SQL is one SELECT over the
+trace's Parquet, the quick check runs the patched job for a few steps the way every rule runs it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Known fixes, one file each: `fix(tree, finding, spec) -> {path: new text}`, or `Refusal` with the missing precondition.
+"""Known fixes, one file each: `fix(tree, finding, spec) -> {path: new text}`, or `Refusal` with the missing
+precondition.
 
-Each file declares `FINDINGS` (ids that it answers), `TITLE`, `HYPOTHESIS`, `RISK`, `CLASSES` and `UNTESTED`. Adding a fix is
-adding a file.
+Each file declares `FINDINGS` (ids that it answers), `TITLE`, `HYPOTHESIS`, `RISK`, `CLASSES` and `UNTESTED`. Adding a
+fix is adding a file.
 """
 
 from __future__ import annotations

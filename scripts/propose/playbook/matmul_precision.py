@@ -11,7 +11,7 @@ FINDINGS = ["tf32_off"]
 TITLE = "Compute float32 products in TF32"
 HYPOTHESIS = "Tensor cores multiply TF32 several times as fast as float32, and the workload allows that precision."
 RISK = "Products keep 10 bits of mantissa instead of 23."
-CLASSES = ["backend", "config"]
+CLASSES = ["backend"]
 UNTESTED = ["GPUs before Ampere, which have no TF32"]
 
 

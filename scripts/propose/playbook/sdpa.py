@@ -1,8 +1,12 @@
 """Hand-written attention (scores, mask, softmax, dropout, times values) becomes `F.scaled_dot_product_attention`.
 
-The chain is followed backwards from the product with the values through single assignments, so it may be one expression or
-ten lines. Refused where the weights are used for anything else: the fused kernels never materialise them.
+The chain is followed backwards from the product with the values through single assignments, so it may be one expression
+or ten lines. Refused where the weights are used for anything else: the fused kernels never materialise them.
 """
+
+# Nodes of libcst are told apart by their shape, which mypy cannot follow.
+# mypy: disable-error-code="attr-defined,union-attr,index,arg-type,call-arg,assignment,misc"
+# mypy: disable-error-code="return-value,str-unpack,list-item"
 
 from __future__ import annotations
 
@@ -105,21 +109,21 @@ def _rewrite(file: File) -> cst.Module | None:
                 try:
                     found = _attention(scope, index)
                     if found:
-                        changes |= _changes(scope, found, index)
+                        changes |= _changes(scope, found)
                 except Refusal as refusal:
                     why = refusal
     if not changes:
         if why:
             raise why
         return None
-    return replaced(file.module, changes)  # type: ignore[no-any-return]
+    return replaced(file.module, changes)
 
 
 def _attention(scope: Scope, index: int) -> Attention | None:
     statement = scope.block[index]
     for node in walk(statement):
         for weights, values, transposed in _products(scope.file, node):
-            found = Attention(values, statement, node, transposed=transposed)  # type: ignore[arg-type]
+            found = Attention(values, statement, node, transposed=transposed)
             if _weights(scope, weights, index, found):
                 return found
     return None
@@ -159,16 +163,18 @@ def _einsum_values(equation: str) -> bool | None:
 
 
 def _definition(scope: Scope, name: str, before: int) -> tuple[int, cst.BaseStatement, cst.BaseExpression] | None:
-    """The last statement of the block that gives the name its value, with that value; None where that is no plain line."""
+    """The last statement of the block that gives the name its value, with that value; None where that is no plain
+    line.
+    """
     for index in range(before - 1, -1, -1):
         statement = scope.block[index]
         pair = assigned(statement)
         if pair and pair[0] == name:
             return index, statement, pair[1]
         made = call(statement)
-        if made and isinstance(made.func, cst.Attribute) and dotted(made.func.value) == name:
-            if made.func.attr.value.endswith("_") and not made.func.attr.value.endswith("__"):
-                return index, statement, made
+        method = made.func.attr.value if made and isinstance(made.func, cst.Attribute) else ""
+        if made and method.endswith("_") and not method.endswith("__") and dotted(made.func.value) == name:
+            return index, statement, made
         if isinstance(statement, cst.If) and name in writes(statement):
             value = _conditional(statement, name)
             return None if value is None else (index, statement, value)
@@ -231,13 +237,13 @@ def _weights_call(scope: Scope, node: cst.Call, index: int, found: Attention) ->
             found.dropout = None
             return False
     if method in CASTS and not name.startswith("torch."):
-        return _weights(scope, node.func.value, index, found)  # type: ignore[union-attr]
+        return _weights(scope, node.func.value, index, found)
     if not found.softmax:
         return False
     masked = _masking(file, node)
     if masked is not None:
         inner, keep, fill = masked
-        value = _fill(file, fill)
+        value = _fill(fill)
         if value is None:
             return False
         form = _keep(scope, keep[1], index, negate=not keep[0])
@@ -330,7 +336,7 @@ def _softmax_operand(scope: Scope, node: cst.Call) -> cst.BaseExpression | None:
             return None
         operand, rest, node = arguments[0], positional(made[0]), made[0]
     elif method == "softmax":
-        operand, rest = node.func.value, arguments  # type: ignore[union-attr]
+        operand, rest = node.func.value, arguments
     elif isinstance(node.func, cst.Call) and scope.file.qualified(node.func.func) == "torch.nn.Softmax" and arguments:
         operand, rest, node = arguments[0], positional(node.func), node.func
     else:
@@ -376,14 +382,14 @@ def _masking(file: File, node: cst.Call) -> tuple[Any, tuple[bool, cst.BaseExpre
         if len(arguments) == 2 or (len(arguments) == 1 and fill):
             return node.func.value, (False, arguments[0]), arguments[1] if len(arguments) == 2 else fill.value  # type: ignore
     if name == "torch.where" and len(arguments) == 3:
-        if _fill(file, arguments[2]) is not None:
+        if _fill(arguments[2]) is not None:
             return arguments[1], (True, arguments[0]), arguments[2]
-        if _fill(file, arguments[1]) is not None:
+        if _fill(arguments[1]) is not None:
             return arguments[2], (False, arguments[0]), arguments[1]
     return None
 
 
-def _fill(file: File, node: cst.BaseExpression) -> str | None:
+def _fill(node: cst.BaseExpression) -> str | None:
     """`-inf`, or `low` for a very negative number; None for anything else."""
     text = code(node).replace('"', "'").replace(" ", "")
     if text in ("float('-inf')", "-float('inf')", "-torch.inf", "-math.inf", "-np.inf", "float('-Inf')", "-inf"):
@@ -408,9 +414,8 @@ def _keep(scope: Scope, node: cst.BaseExpression, index: int, negate: bool) -> t
         isinstance(node, cst.Comparison)
         and len(node.comparisons) == 1
         and isinstance(node.comparisons[0].operator, cst.Equal)
-    ):
-        if number(node.comparisons[0].comparator) == 0:
-            return "keep", f"{code(node.left)} != 0", causal
+    ) and number(node.comparisons[0].comparator) == 0:
+        return "keep", f"{code(node.left)} != 0", causal
     return "keep", f"~({code(node)})", causal
 
 
@@ -419,7 +424,9 @@ def _additive(scope: Scope, node: cst.BaseExpression, index: int) -> tuple[str, 
 
 
 def _triangle(scope: Scope, node: cst.BaseExpression, index: int, depth: int = 0) -> str | None:
-    """What is True (or not 0) in a square mask: `below` the diagonal with it, `above` it, or `additive` -inf above; else None."""
+    """What is True (or not 0) in a square mask: `below` the diagonal with it, `above` it, or `additive` -inf above;
+    else None.
+    """
     node = bare(node)
     if depth > 8:
         return None
@@ -458,11 +465,11 @@ def _triangle_call(scope: Scope, node: cst.Call, index: int, depth: int) -> str 
     if name in ("torch.tril", "torch.triu") and arguments:
         which, core, rest = name[-4:], arguments[0], arguments[1:]
     elif method in ("tril", "triu", "tril_", "triu_"):
-        which, core, rest = method[:4], node.func.value, arguments  # type: ignore[union-attr]
+        which, core, rest = method[:4], node.func.value, arguments
     elif method == "logical_not":
-        return _OPPOSITE.get(_triangle(scope, node.func.value, index, depth) or "")  # type: ignore[union-attr]
+        return _OPPOSITE.get(_triangle(scope, node.func.value, index, depth) or "")
     elif method in RESHAPES and not name.startswith("torch."):
-        return _triangle(scope, node.func.value, index, depth)  # type: ignore[union-attr]
+        return _triangle(scope, node.func.value, index, depth)
     elif isinstance(node.func, cst.Name):
         return _triangle_function(scope, node.func.value, depth)
     else:
@@ -490,7 +497,7 @@ def _triangle_function(scope: Scope, name: str, depth: int) -> str | None:
                 and isinstance(last.body[0], cst.Return)
                 and last.body[0].value
             ):
-                inner = Scope(scope.file, function, None, block)  # type: ignore[arg-type]
+                inner = Scope(scope.file, function, None, block)
                 return _triangle(inner, last.body[0].value, len(block) - 1, depth)
     return None
 
@@ -515,7 +522,7 @@ def _constant_square(file: File, node: cst.BaseExpression) -> str | None:
     if name == "torch.full":
         fill = keyword(node, "fill_value")
         value = fill.value if fill else arguments[1] if len(arguments) > 1 else None
-        if value is not None and _fill(file, value) == "-inf":
+        if value is not None and _fill(value) == "-inf":
             return "-inf"
         if is_true(value) or number(value) == 1:
             return "ones"
@@ -594,9 +601,9 @@ def _untransposed(key: cst.BaseExpression) -> str:
     return f"{text if simple else f'({text})'}.transpose(-2, -1)"
 
 
-def _changes(scope: Scope, found: Attention, index: int) -> dict[cst.CSTNode, Any]:
+def _changes(scope: Scope, found: Attention) -> dict[cst.CSTNode, Any]:
     """Replacements by identity: the product by the call, the chain's statements by nothing, their comments kept."""
-    _only_used_here(scope, found, index)
+    _only_used_here(scope, found)
     text = _call_text(scope.file, found)
     expression = cst.parse_expression(text, scope.file.module.config_for_parsing)
     gone = [*found.removed, *_dead_masks(scope, found, expression)]
@@ -617,7 +624,7 @@ def _comments(statement: cst.BaseStatement) -> list[cst.EmptyLine]:
     return [line for line in getattr(statement, "leading_lines", []) if line.comment is not None]
 
 
-def _only_used_here(scope: Scope, found: Attention, index: int) -> None:
+def _only_used_here(scope: Scope, found: Attention) -> None:
     """Raise Refusal where a value of the chain is read by anything but the chain."""
     chain = {id(statement) for statement in [*found.removed, found.last]}
     for statement in found.removed:
@@ -645,15 +652,23 @@ def _dead_masks(scope: Scope, found: Attention, expression: cst.BaseExpression) 
     dead: list[cst.BaseStatement] = []
 
     def gone(name: str) -> int:
-        """Reads of a name that disappear: in removed lines, and in the product as far as the call does not repeat them."""
-        return sum(loads(s, name) for s in [*dead, *found.removed]) + loads(found.product, name) - loads(expression, name)
+        """Reads of a name that disappear: in removed lines, and in the product as far as the call does not repeat
+        them.
+        """
+        return (
+            sum(loads(s, name) for s in [*dead, *found.removed]) + loads(found.product, name) - loads(expression, name)
+        )
 
     changed = True
     while changed:
         changed = False
         for statement in scope.block:
             pair = assigned(statement)
-            if not pair or statement in [*dead, *found.removed, found.last] or not _pure_constructor(scope.file, pair[1]):
+            if (
+                not pair
+                or statement in [*dead, *found.removed, found.last]
+                or not _pure_constructor(scope.file, pair[1])
+            ):
                 continue
             if 0 < gone(pair[0]) == loads(scope.function.body, pair[0]):
                 dead.append(statement)
@@ -662,7 +677,9 @@ def _dead_masks(scope: Scope, found: Attention, expression: cst.BaseExpression) 
 
 
 def _pure_constructor(file: File, node: cst.BaseExpression) -> bool:
-    """A tensor made of sizes only: torch constructors and shape methods, nothing that could matter when it is left out."""
+    """A tensor made of sizes only: torch constructors and shape methods, nothing that could matter when it is left
+    out.
+    """
     for part in walk(node):
         if isinstance(part, cst.Call):
             name = file.qualified(part.func) or ""

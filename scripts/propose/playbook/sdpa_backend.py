@@ -1,5 +1,9 @@
 """The attention backend: `sdpa` instead of `eager` in transformers, and no cuDNN plans for shapes that vary."""
 
+# Nodes of libcst are told apart by their shape, which mypy cannot follow.
+# mypy: disable-error-code="attr-defined,union-attr,index,arg-type,call-arg,assignment,misc"
+# mypy: disable-error-code="return-value,str-unpack,list-item"
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,11 +11,22 @@ from typing import Any
 
 import libcst as cst
 
-from scripts.propose.codemod import Refusal, entry, files, keyword, replaced, string, texts, walk, with_keyword, with_setting
+from scripts.propose.codemod import (
+    Refusal,
+    entry,
+    files,
+    keyword,
+    replaced,
+    string,
+    texts,
+    walk,
+    with_keyword,
+    with_setting,
+)
 
 FINDINGS = ["new_shapes_slow_steps", "attention_math_path"]
 TITLE = "Choose the attention backend"
-HYPOTHESIS = "The chosen attention is slow here: the eager one writes all weights to memory, cuDNN's builds a plan for each new shape."
+HYPOTHESIS = "The chosen attention is slow: eager writes all weights to memory, cuDNN builds a plan for each new shape."
 RISK = "Attention sums in another order; a flag of the process applies to every attention in it."
 CLASSES = ["backend", "config"]
 UNTESTED = ["models that return attention weights"]
@@ -39,7 +54,11 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
     every = dict(texts(tree, spec))
     if any("cudnn_sdp" in text or "sdpa_kernel" in text for text in every.values()):
         raise Refusal("the job chooses its attention backend itself")
-    if not any(word in text for text in every.values() for word in ("scaled_dot_product_attention", "MultiheadAttention", "transformers")):
+    if not any(
+        word in text
+        for text in every.values()
+        for word in ("scaled_dot_product_attention", "MultiheadAttention", "transformers")
+    ):
         raise Refusal("the job's source uses no fused attention")
     script = entry(tree, finding, spec)
     torch = script.spelled("torch.backends")

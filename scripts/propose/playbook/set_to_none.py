@@ -1,4 +1,8 @@
-"""Gradients are dropped instead of filled with zeros: `zero_grad(set_to_none=False)` and loops over `p.grad.zero_()`."""
+"""Gradients are dropped, not filled with zeros: `zero_grad(set_to_none=False)` and loops over `p.grad.zero_()`."""
+
+# Nodes of libcst are told apart by their shape, which mypy cannot follow.
+# mypy: disable-error-code="attr-defined,union-attr,index,arg-type,call-arg,assignment,misc"
+# mypy: disable-error-code="return-value,str-unpack,list-item"
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ HYPOTHESIS = (
     "Each step writes zeros over every gradient and then adds to them; without them the backward pass writes once."
 )
 RISK = "A parameter without a gradient has None, not zeros: optimizers skip it, momentum and decay included."
-CLASSES = ["config", "python"]
+CLASSES = ["backend", "python"]
 UNTESTED: list[str] = []
 
 
@@ -32,7 +36,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
             elif isinstance(node, cst.SimpleStatementLine):
                 target = _zeroed(node)
                 if target:
-                    changes[node.body[0]] = cst.parse_statement(f"{target} = None\n").body[0]  # type: ignore[union-attr]
+                    changes[node.body[0]] = cst.parse_statement(f"{target} = None\n").body[0]
         if changes:
             return {file.path: replaced(file.module, changes).code}
     raise Refusal("no gradient is filled with zeros (zero_grad drops them by default)")
