@@ -287,12 +287,19 @@ class Capture:
         name, names = codes(table, "name")
         communication = (talks(names)[name] | ~absent(table, "collective"))[kept] & (kinds[kept] == KERNEL)
         return Gpu(
-            rank=integers_of(table, "rank")[kept], start=start, end=start + np.maximum(integers_of(table,
-                                                            "dur_ns")[kept], 0),
-            kind=kinds[kept], name=name[kept], names=names, communication=communication, row=kept,
-            **{key: integers_of(table, key)[kept] for key in ("device", "stream", "correlation", "external_id",
-                                                            "bytes")},
-        )  # fmt: skip
+            rank=integers_of(table, "rank")[kept],
+            start=start,
+            end=start + np.maximum(integers_of(table, "dur_ns")[kept], 0),
+            kind=kinds[kept],
+            name=name[kept],
+            names=names,
+            communication=communication,
+            row=kept,
+            **{
+                key: integers_of(table, key)[kept]
+                for key in ("device", "stream", "correlation", "external_id", "bytes")
+            },
+        )
 
     @cached_property
     def host(self) -> Host:
@@ -491,16 +498,27 @@ def _host(capture: Capture) -> Host:
         end = start + np.maximum(integers_of(table, "dur_ns")[kept], 0)
         if kind == ANNOTATION:
             end = np.minimum(end, np.maximum(_recorded_until(table)[rank[kept]], start)) if len(kept) else end
-        parts.append({
-            "thread": np.array(ids or [0], np.int32)[inverse], "kind": np.full(len(kept), kind, np.int8),
-            "start": start, "end": end, "name": clean[local[kept]], "row": kept,
-        })  # fmt: skip
+        parts.append(
+            {
+                "thread": np.array(ids or [0], np.int32)[inverse],
+                "kind": np.full(len(kept), kind, np.int8),
+                "start": start,
+                "end": end,
+                "name": clean[local[kept]],
+                "row": kept,
+            }
+        )
     merged: dict[str, Ints] = {
         key: np.concatenate([part[key] for part in parts]) if parts else np.empty(0, dtype)
-        for key, dtype in (("thread", np.int32), ("kind", np.int8), ("start", np.int64), ("end", np.int64), ("name",
-                                                            np.int32),
-                           ("row", np.int64))
-    }  # fmt: skip
+        for key, dtype in (
+            ("thread", np.int32),
+            ("kind", np.int8),
+            ("start", np.int64),
+            ("end", np.int64),
+            ("name", np.int32),
+            ("row", np.int64),
+        )
+    }
     order = np.lexsort((merged["kind"], -merged["end"], merged["start"], merged["thread"]))
     is_mark = np.array([bool(STEP_MARKS.match(name)) for name in names] or [False])[merged["name"]] & (
         merged["kind"] != PYTHON
@@ -518,12 +536,15 @@ def _host(capture: Capture) -> Host:
         first_row[kind] = place
     words = list(names)
     return Host(
-        **merged, names=words, parent=nesting.parents(merged["thread"], merged["start"], merged["end"]),
+        **merged,
+        names=words,
+        parent=nesting.parents(merged["thread"], merged["start"], merged["end"]),
         threads=list(threads),
-        main=_main_threads(merged, marked, list(threads)), frames=[parse_frame(word) for word in words],
+        main=_main_threads(merged, marked, list(threads)),
+        frames=[parse_frame(word) for word in words],
         first_row=first_row,
         marks=marked,
-    )  # fmt: skip
+    )
 
 
 def _kept(table: pa.Table, kind: int) -> Ints:
@@ -665,9 +686,11 @@ def _losses(quality: dict[str, Any]) -> list[str]:
     found = []
     for source in quality.get("inputs", []):
         dropped = sum(value for value in (source.get("dropped_by_profiler") or {}).values() if value)
-        for count, what in ((dropped, "records that the profiler dropped: busy time is a lower bound"),
-                            (source.get("bad"), "events that could not be read"), (source.get("truncated"),
-                                                            "events cut off at the end")):  # fmt: skip
+        for count, what in (
+            (dropped, "records that the profiler dropped: busy time is a lower bound"),
+            (source.get("bad"), "events that could not be read"),
+            (source.get("truncated"), "events cut off at the end"),
+        ):
             if count:
                 found.append(f"{source.get('file')}: {count} {what}")
     return found

@@ -103,12 +103,17 @@ def _of_device(capture: Capture, rank: int) -> Pieces:
     steps = capture.steps[rank]
     step = steps.of(gap_start, cpu=steps.window == "cpu")
     return Pieces(
-        rank=np.full(len(gap), rank), gap=gap, gap_start=gap_start[gap], length=np.concatenate([length, rest[waits]]),
-        kind=np.concatenate([kind, np.where(unknown[waits], UNKNOWN, ON_DEVICE)]), event=np.concatenate([event,
-                                                            np.full(count, -1)]),
-        step=step[gap], number=at(steps.number, step[gap]), before=np.where(before >= 0, before + offset, -1)[gap],
+        rank=np.full(len(gap), rank),
+        gap=gap,
+        gap_start=gap_start[gap],
+        length=np.concatenate([length, rest[waits]]),
+        kind=np.concatenate([kind, np.where(unknown[waits], UNKNOWN, ON_DEVICE)]),
+        event=np.concatenate([event, np.full(count, -1)]),
+        step=step[gap],
+        number=at(steps.number, step[gap]),
+        before=np.where(before >= 0, before + offset, -1)[gap],
         after=np.where(after >= 0, after + offset, -1)[gap],
-    )  # fmt: skip
+    )
 
 
 def _starved(capture: Capture, rank: int, start: Ints, end: Ints, thread: Ints) -> tuple[Ints, Ints, Ints]:
@@ -173,6 +178,14 @@ def _of_host(capture: Capture, rank: int) -> Pieces:
     new = np.append(True, (start[1:] != (start + part)[:-1]) | (kind[1:] != kind[:-1]))[: len(start)]
     gap = np.cumsum(new) - 1
     return Pieces(
-        rank=np.full(len(piece), rank), gap=gap, gap_start=start, length=part, kind=kind, event=event, step=window,
-        number=at(steps.number, window), before=none, after=none,
-    )  # fmt: skip
+        rank=np.full(len(piece), rank),
+        gap=gap,
+        gap_start=start,
+        length=part,
+        kind=kind,
+        event=event,
+        step=window,
+        number=at(steps.number, window),
+        before=none,
+        after=none,
+    )

@@ -48,8 +48,12 @@ def device(capture: Capture) -> dict[str, Any] | None:
     main = next((named[one] for one, _ in used.most_common() if one in named), next(iter(named.values())))
     known, capacity = peaks(str(main["name"])), main.get("totalGlobalMem")
     pairs = {*zip(capture.gpu.rank.tolist(), capture.gpu.device.tolist())}
-    return {"name": str(main["name"]), "count": len(pairs), "capacity_bytes": int(capacity) if capacity else None,
-            "peaks": asdict(known) if known else None}  # fmt: skip
+    return {
+        "name": str(main["name"]),
+        "count": len(pairs),
+        "capacity_bytes": int(capacity) if capacity else None,
+        "peaks": asdict(known) if known else None,
+    }
 
 
 def notes(capture: Capture) -> list[str]:

@@ -98,9 +98,12 @@ def _follow_engine(capture: Capture, rank: int, pieces: tuple[Ints, Ints, Ints, 
     count = len(new_start) + len(left[0])
     starts = np.concatenate([start[~waits], new_start, left[0]])
     order = np.argsort(starts, kind="stable")
-    return (starts[order], np.concatenate([end[~waits], new_end, left[1]])[order],
-            np.concatenate([event[~waits], doing[item], source])[order], np.concatenate([phase[~waits], np.full(count,
-                                                            BACKWARD)])[order])  # fmt: skip
+    return (
+        starts[order],
+        np.concatenate([end[~waits], new_end, left[1]])[order],
+        np.concatenate([event[~waits], doing[item], source])[order],
+        np.concatenate([phase[~waits], np.full(count, BACKWARD)])[order],
+    )
 
 
 def _fill(capture: Capture, rank: int, start: Ints, end: Ints, event: Ints) -> Ints:

@@ -35,11 +35,17 @@ def view(capture: Capture) -> pa.Table:
     role = np.array(roles(capture) or [0])[host.thread[top]]
     groups = Groups(rank, role, host.name[top], module, phase, own)
     first, total = groups.first, groups.sum(host.end[top] - host.start[top])
-    table = pa.table({
-        "rank": pa.array(rank[first].astype(np.int32)), "role": words(role[first], list(ROLES)),
-        "op": words(host.name[top][first], host.names),
-        "module": words(module[first], host.module_types[1]), "phase": words(phase[first], list(PHASES)), **place(host,
-                                                            own[first]), "count": integers(groups.count),
-        "total_ns": integers(total), "steps": integers(groups.distinct(capture.step_of(rank, host.start[top]))),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "rank": pa.array(rank[first].astype(np.int32)),
+            "role": words(role[first], list(ROLES)),
+            "op": words(host.name[top][first], host.names),
+            "module": words(module[first], host.module_types[1]),
+            "phase": words(phase[first], list(PHASES)),
+            **place(host, own[first]),
+            "count": integers(groups.count),
+            "total_ns": integers(total),
+            "steps": integers(groups.distinct(capture.step_of(rank, host.start[top]))),
+        }
+    )
     return table.take(pa.array(np.lexsort((-total, rank[first]))))

@@ -48,27 +48,41 @@ def view(capture: Capture) -> pa.Table:
     )
     length = (gpu.end - gpu.start)[rows]
     step = capture.gpu_step[rows]
-    groups = Groups(gpu.rank[rows], kind, source, destination, gpu.bytes[rows], *(one[rows] for one in (
-        origins.op, origins.module, origins.phase, origins.own)))  # fmt: skip
+    groups = Groups(
+        gpu.rank[rows],
+        kind,
+        source,
+        destination,
+        gpu.bytes[rows],
+        *(one[rows] for one in (origins.op, origins.module, origins.phase, origins.own)),
+    )
     first = groups.first
     total, moved = groups.sum(length), groups.sum(np.maximum(gpu.bytes[rows], 0))
     size = gpu.bytes[rows][first]
     launch = capture.launch[rows]
     call_ns = np.where(launch >= 0, at(host.end, launch, 0) - at(host.start, launch, 0), 0)
     steps = groups.distinct(step)
-    table = pa.table({
-        "rank": pa.array(gpu.rank[rows][first].astype(np.int32)), "kind": words(kind[first], kinds),
-        "source": words(source[first], sides),
-        "destination": words(destination[first], sides), "bytes": integers(size, size < 0),
-        "op": words(origins.op[rows][first], host.names),
-        "module": words(origins.module[rows][first], host.module_types[1]), "phase": words(origins.phase[rows][first],
-                                                            list(PHASES)),
-        **place(host, origins.own[rows][first]), "count": integers(groups.count), "total_ns": integers(total),
-        "total_bytes": integers(moved, size < 0),
-        "bytes_per_s": ratio(moved, np.where(size < 0, 0, total) / 1e9),
-        "exposed_ns": integers(groups.sum(_exposed(capture)[rows])),
-        "host_ns": integers(groups.sum(call_ns)), "steps": integers(steps), "repeated": pa.array(steps > 1),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "rank": pa.array(gpu.rank[rows][first].astype(np.int32)),
+            "kind": words(kind[first], kinds),
+            "source": words(source[first], sides),
+            "destination": words(destination[first], sides),
+            "bytes": integers(size, size < 0),
+            "op": words(origins.op[rows][first], host.names),
+            "module": words(origins.module[rows][first], host.module_types[1]),
+            "phase": words(origins.phase[rows][first], list(PHASES)),
+            **place(host, origins.own[rows][first]),
+            "count": integers(groups.count),
+            "total_ns": integers(total),
+            "total_bytes": integers(moved, size < 0),
+            "bytes_per_s": ratio(moved, np.where(size < 0, 0, total) / 1e9),
+            "exposed_ns": integers(groups.sum(_exposed(capture)[rows])),
+            "host_ns": integers(groups.sum(call_ns)),
+            "steps": integers(steps),
+            "repeated": pa.array(steps > 1),
+        }
+    )
     return table.take(pa.array(np.lexsort((-total, gpu.rank[rows][first]))))
 
 

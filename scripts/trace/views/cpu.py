@@ -46,18 +46,24 @@ def view(capture: Capture) -> pa.Table:
     rank = host.rank[first]
     marked = {one: int((steps.cpu_end - steps.cpu_start).sum()) for one, steps in capture.steps.items()}
     is_frame = kind == PYTHON
-    table = pa.table({
-        "rank": pa.array(rank.astype(np.int32)), "thread": words(thread, [f"{pid}/{tid}" for _, pid,
-                                                            tid in host.threads]),
-        "role": words(np.array(roles(capture) or [0])[thread], list(ROLES)), "kind": words(kind, list(KINDS)),
-        "name": words(code, host.names),
-        **place(host, np.where(is_frame, code, -1)), "own": pa.array(own), "count": integers(groups.count),
-        "total_ns": integers(groups.sum(np.where(outer, length, 0))), "self_ns": integers(self_ns),
-        "source_ns": integers(source, ~own),
-        "shapes": integers(groups.distinct(shapes(capture)), kind != OP),
-        "share": ratio(self_ns, np.array([marked[one] for one in rank.tolist()], np.float64)),
-        "steps": integers(groups.distinct(capture.step_of(host.rank, host.start))),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "rank": pa.array(rank.astype(np.int32)),
+            "thread": words(thread, [f"{pid}/{tid}" for _, pid, tid in host.threads]),
+            "role": words(np.array(roles(capture) or [0])[thread], list(ROLES)),
+            "kind": words(kind, list(KINDS)),
+            "name": words(code, host.names),
+            **place(host, np.where(is_frame, code, -1)),
+            "own": pa.array(own),
+            "count": integers(groups.count),
+            "total_ns": integers(groups.sum(np.where(outer, length, 0))),
+            "self_ns": integers(self_ns),
+            "source_ns": integers(source, ~own),
+            "shapes": integers(groups.distinct(shapes(capture)), kind != OP),
+            "share": ratio(self_ns, np.array([marked[one] for one in rank.tolist()], np.float64)),
+            "steps": integers(groups.distinct(capture.step_of(host.rank, host.start))),
+        }
+    )
     return table.take(pa.array(np.lexsort((-self_ns, np.array(roles(capture) or [0])[thread], rank))))
 
 
@@ -78,8 +84,10 @@ def roles(capture: Capture) -> list[int]:
     back = (capture.phase == BACKWARD) & (host.kind == OP)
     total = np.bincount(host.thread, host.kind == OP, len(host.threads))
     engine = np.bincount(host.thread, back, len(host.threads))
-    return [0 if host.main.get(rank) == thread else 1 if engine[thread] * 2 > total[thread] else 2
-            for thread, (rank, _, _) in enumerate(host.threads)]  # fmt: skip
+    return [
+        0 if host.main.get(rank) == thread else 1 if engine[thread] * 2 > total[thread] else 2
+        for thread, (rank, _, _) in enumerate(host.threads)
+    ]
 
 
 def shapes(capture: Capture) -> Any:

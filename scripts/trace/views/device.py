@@ -67,9 +67,10 @@ def view(capture: Capture) -> pa.Table:
     for rank in np.unique(found.rank).tolist():
         low, high = np.searchsorted(found.rank, [rank, rank + 1])
         rows.append({"rank": rank, **timeline(found.start[low:high], found.end[low:high], found.kind[low:high])})
-    names = ("start_ns", "end_ns", "span_ns", "busy_ns", "idle_ns", "compute_ns", "communication_ns", "copy_ns",
-             "exposed_communication_ns",
-             "exposed_copy_ns", "events", "kernels")  # fmt: skip
+    names = (
+        "start_ns", "end_ns", "span_ns", "busy_ns", "idle_ns", "compute_ns", "communication_ns", "copy_ns",
+        "exposed_communication_ns", "exposed_copy_ns", "events", "kernels",
+    )  # fmt: skip
     return pa.Table.from_pylist(
         rows, pa.schema([("rank", pa.int32()), *((name, pa.int64()) for name in names), ("overlap", pa.float64())])
     )
@@ -85,14 +86,21 @@ def timeline(start: Any, end: Any, kind: Any) -> dict[str, Any]:
     hidden = intervals.shared(communication, compute)
     first, last = int(start[0]), int(end.max())
     return {
-        "start_ns": first, "end_ns": last, "span_ns": last - first, "busy_ns": busy, "idle_ns": last - first - busy,
-        "compute_ns": computed, "communication_ns": talking, "copy_ns": intervals.union_length(start[copying],
-                                                            end[copying]),
+        "start_ns": first,
+        "end_ns": last,
+        "span_ns": last - first,
+        "busy_ns": busy,
+        "idle_ns": last - first - busy,
+        "compute_ns": computed,
+        "communication_ns": talking,
+        "copy_ns": intervals.union_length(start[copying], end[copying]),
         "exposed_communication_ns": talking - hidden,
         # What is busy, computes nothing and communicates nothing, copies.
-        "exposed_copy_ns": busy - computed - (talking - hidden), "events": len(start), "kernels": int((kind < 2).sum()),
+        "exposed_copy_ns": busy - computed - (talking - hidden),
+        "events": len(start),
+        "kernels": int((kind < 2).sum()),
         "overlap": hidden / talking if talking else None,
-    }  # fmt: skip
+    }
 
 
 def kernels_by_name(capture: Capture) -> pa.Table:
@@ -118,11 +126,16 @@ def kernels_by_name(capture: Capture) -> pa.Table:
     order = used[np.lexsort((-total[used], used // (len(KINDS) * len(found.names))))]
     spread = np.zeros(size)
     spread[used] = np.sqrt(square / np.maximum(count[used] - 1, 1))
-    return pa.table({
-        "rank": pa.array(ranks[order // (len(KINDS) * len(found.names))].astype(np.int32)),
-        "kind": words(order // len(found.names) % len(KINDS), list(KINDS)), "name": words(order % len(found.names),
-                                                            found.names),
-        "count": integers(count[order]), "total_ns": integers(total[order]), "mean_ns": pa.array(mean[order]),
-        "min_ns": integers(low[order]),
-        "max_ns": integers(high[order]), "std_ns": pa.array(spread[order]),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "rank": pa.array(ranks[order // (len(KINDS) * len(found.names))].astype(np.int32)),
+            "kind": words(order // len(found.names) % len(KINDS), list(KINDS)),
+            "name": words(order % len(found.names), found.names),
+            "count": integers(count[order]),
+            "total_ns": integers(total[order]),
+            "mean_ns": pa.array(mean[order]),
+            "min_ns": integers(low[order]),
+            "max_ns": integers(high[order]),
+            "std_ns": pa.array(spread[order]),
+        }
+    )

@@ -40,22 +40,38 @@ def diff(before: Capture, after: Capture) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for key in {**one, **other}:
         first, second = one.get(key, [0.0, 0.0, 0.0]), other.get(key, [0.0, 0.0, 0.0])
-        rows.append({
-            "level": key[0], "name": key[1], "status": _status(first, second), "before_count": first[0],
-            "after_count": second[0],
-            "before_ns": round(first[1]), "after_ns": round(second[1]), "delta_ns": round(second[1] - first[1]),
-            "before_wall_ns": round(first[2]),
-            "after_wall_ns": round(second[2]), "wall_delta_ns": round(second[2] - first[2]),
-        })  # fmt: skip
+        rows.append(
+            {
+                "level": key[0],
+                "name": key[1],
+                "status": _status(first, second),
+                "before_count": first[0],
+                "after_count": second[0],
+                "before_ns": round(first[1]),
+                "after_ns": round(second[1]),
+                "delta_ns": round(second[1] - first[1]),
+                "before_wall_ns": round(first[2]),
+                "after_wall_ns": round(second[2]),
+                "wall_delta_ns": round(second[2] - first[2]),
+            }
+        )
     rows.sort(
         key=lambda row: (LEVELS.index(row["level"]), -abs(row["wall_delta_ns"]), -abs(row["delta_ns"]), row["name"])
     )
     integers = ("before_ns", "after_ns", "delta_ns", "before_wall_ns", "after_wall_ns", "wall_delta_ns")
-    return pa.Table.from_pylist(rows, pa.schema([
-        ("level", pa.string()), ("name", pa.string()), ("status", pa.string()), ("before_count", pa.float64()),
-        ("after_count", pa.float64()),
-        *((name, pa.int64()) for name in integers),
-    ]))  # fmt: skip
+    return pa.Table.from_pylist(
+        rows,
+        pa.schema(
+            [
+                ("level", pa.string()),
+                ("name", pa.string()),
+                ("status", pa.string()),
+                ("before_count", pa.float64()),
+                ("after_count", pa.float64()),
+                *((name, pa.int64()) for name in integers),
+            ]
+        ),
+    )
 
 
 def ledger(capture: Capture) -> Ledger:

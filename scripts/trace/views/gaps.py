@@ -40,12 +40,18 @@ def view(capture: Capture) -> pa.Table:
     main = main[chosen]
     annotation, op, call, own, _ = origins(capture, found)
     start = found.gap_start[main]
-    return pa.table({
-        "rank": pa.array(found.rank[main].astype(np.int32)), "step": integers(found.number[main], found.step[main] < 0),
-        "kind": words(found.kind[main], list(KINDS)), "start_ns": integers(start), "dur_ns": integers(length[chosen]),
-        "before": words(at(gpu.name, found.before[main]), gpu.names), "after": words(at(gpu.name, found.after[main]),
-                                                            gpu.names),
-        "annotation": words(annotation[main], host.names), "op": words(op[main], host.names), "call": words(call[main],
-                                                            host.names),
-        **place(host, own[main]),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "rank": pa.array(found.rank[main].astype(np.int32)),
+            "step": integers(found.number[main], found.step[main] < 0),
+            "kind": words(found.kind[main], list(KINDS)),
+            "start_ns": integers(start),
+            "dur_ns": integers(length[chosen]),
+            "before": words(at(gpu.name, found.before[main]), gpu.names),
+            "after": words(at(gpu.name, found.after[main]), gpu.names),
+            "annotation": words(annotation[main], host.names),
+            "op": words(op[main], host.names),
+            "call": words(call[main], host.names),
+            **place(host, own[main]),
+        }
+    )

@@ -244,9 +244,14 @@ def launch_statistics(gpu: Rows, host: Rows) -> list[dict[str, float]]:
         call = calls.get(int(correlation))
         if call is not None and correlation >= 0:
             delay = gpu.start[i] - host.end[call]
-            found.append({"correlation": int(correlation), "cpu_duration": float(host.duration[call]),
-                          "gpu_duration": float(gpu.duration[i]),
-                          "launch_delay": max(float(delay), 0.0)})  # fmt: skip
+            found.append(
+                {
+                    "correlation": int(correlation),
+                    "cpu_duration": float(host.duration[call]),
+                    "gpu_duration": float(gpu.duration[i]),
+                    "launch_delay": max(float(delay), 0.0),
+                }
+            )
     return found
 
 
@@ -305,8 +310,14 @@ def idle_breakdown(gpu: Rows, host: Rows) -> list[dict[str, Any]]:
         for name in ("host_wait", "kernel_wait", "other"):
             spent = float(gap[kind == name].sum())
             if (kind == name).any() or name == "other":  # the first kernel has no gap, and HTA files it under other
-                found.append({"stream": int(stream), "idle_category": name, "idle_time": round(spent, 2),
-                              "idle_time_ratio": round(spent / total, 2) if total else float("nan")})  # fmt: skip
+                found.append(
+                    {
+                        "stream": int(stream),
+                        "idle_category": name,
+                        "idle_time": round(spent, 2),
+                        "idle_time_ratio": round(spent / total, 2) if total else float("nan"),
+                    }
+                )
     return found
 
 
@@ -345,15 +356,21 @@ def operator_delays(gpu: Rows, host: Rows) -> list[dict[str, Any]]:
             continue
         op = int(aten[place])
         calls.setdefault((host.tid[op], float(host.start[op]), host.name[op]), []).append(
-            (float(host.start[i] - host.start[op]), float(gpu.start[kernel] - host.start[i]),
-             gpu.name[kernel]))  # fmt: skip
+            (float(host.start[i] - host.start[op]), float(gpu.start[kernel] - host.start[i]), gpu.name[kernel])
+        )
     groups: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for (_, _, name), launches in sorted(calls.items()):
         groups.setdefault((name, " -> ".join(kernel for *_, kernel in launches)), []).append(launches[0][:2])
-    found = [{"op": op, "kernels": kernels, "count": len(delays),
-              "launch_delay": round(float(np.mean([d[0] for d in delays])), 3),
-              "runtime_delay": round(float(np.mean([d[1] for d in delays])), 3)} for (op, kernels),
-              delays in groups.items()]  # fmt: skip
+    found = [
+        {
+            "op": op,
+            "kernels": kernels,
+            "count": len(delays),
+            "launch_delay": round(float(np.mean([d[0] for d in delays])), 3),
+            "runtime_delay": round(float(np.mean([d[1] for d in delays])), 3),
+        }
+        for (op, kernels), delays in groups.items()
+    ]
     return sorted(found, key=lambda row: (-row["count"], -row["launch_delay"]))
 
 
@@ -509,8 +526,11 @@ def _read(capture: Capture, rank: int) -> tuple[Rows, Rows]:
 def _table(capture: Capture, rank: int, name: str, extra: list[str]) -> Rows:
     table = capture.table(name, ["rank", "ts_ns", "dur_ns", "name", "cat", "pid", "tid", *extra])
     category, cats = codes(table, "cat")
-    kept = np.flatnonzero((integers_of(table, "rank") == rank) & ~absent(table, "dur_ns")
-                          & ~np.array([cat in ("Trace", "overhead") for cat in cats])[category])  # fmt: skip
+    kept = np.flatnonzero(
+        (integers_of(table, "rank") == rank)
+        & ~absent(table, "dur_ns")
+        & ~np.array([cat in ("Trace", "overhead") for cat in cats])[category]
+    )
     start_us = _microseconds(integers_of(table, "ts_ns")[kept])
     end_us = start_us + _microseconds(integers_of(table, "dur_ns")[kept])
     words = {}

@@ -40,9 +40,20 @@ def view(capture: Capture) -> pa.Table:
     gpu, host = capture.gpu, capture.host
     events = Origins(capture)
     length = gpu.end - gpu.start
-    groups = Groups(gpu.rank, gpu.name, events.kind, events.op, events.top_op, events.forward_op, events.module,
-                    events.shapes, events.types,
-                    events.phase, events.own, events.how)  # fmt: skip
+    groups = Groups(
+        gpu.rank,
+        gpu.name,
+        events.kind,
+        events.op,
+        events.top_op,
+        events.forward_op,
+        events.module,
+        events.shapes,
+        events.types,
+        events.phase,
+        events.own,
+        events.how,
+    )
     first, total = groups.first, groups.sum(length)
     flops, traffic, least, bound = _work(capture, events, groups, length)
     all_ns = {rank: int(length[capture.rows(rank)].sum()) for rank in capture.ranks}
@@ -118,8 +129,10 @@ class Origins:
         shape, self.shape_words = codes(table, "input_dims")
         kind, self.type_words = codes(table, "input_types")
         concrete, self.concrete_words = codes(table, "concrete_inputs")
-        self.shapes, self.types, self.concrete = (_present(at(one, row), names) for one, names in (
-            (shape, self.shape_words), (kind, self.type_words), (concrete, self.concrete_words)))  # fmt: skip
+        self.shapes, self.types, self.concrete = (
+            _present(at(one, row), names)
+            for one, names in ((shape, self.shape_words), (kind, self.type_words), (concrete, self.concrete_words))
+        )
         self.kind = self._classes(capture)
 
     def _classes(self, capture: Capture) -> Any:
@@ -128,9 +141,13 @@ class Origins:
         found = []
         for row in groups.first.tolist():
             op, node = self.op[row], self.node[row]
-            name = classify(host.names[op] if op >= 0 else None, host.names[node] if node >= 0 else None,
-                            gpu.names[gpu.name[row]],
-                            copy=bool(gpu.kind[row] != KERNEL), communication=bool(gpu.communication[row]))  # fmt: skip
+            name = classify(
+                host.names[op] if op >= 0 else None,
+                host.names[node] if node >= 0 else None,
+                gpu.names[gpu.name[row]],
+                copy=bool(gpu.kind[row] != KERNEL),
+                communication=bool(gpu.communication[row]),
+            )
             found.append(CLASSES.index(name))
         return np.array(found, np.int64)[groups.of] if found else np.zeros(0, np.int64)
 
@@ -153,9 +170,12 @@ def _work(capture: Capture, events: Origins, groups: Groups, length: Any) -> tup
         found = None
         if computing[row] and events.shapes[row] >= 0 and events.types[row] >= 0:
             concrete = events.concrete[row]
-            found = work(host.names[events.op[row]], events.shape_words[events.shapes[row]],
-                         events.type_words[events.types[row]],
-                         events.concrete_words[concrete] if concrete >= 0 else None)  # fmt: skip
+            found = work(
+                host.names[events.op[row]],
+                events.shape_words[events.shapes[row]],
+                events.type_words[events.types[row]],
+                events.concrete_words[concrete] if concrete >= 0 else None,
+            )
         dtype_of.append(found.dtype if found else None)
         if found:
             flops[row] = np.nan if found.flops is None else found.flops

@@ -43,16 +43,22 @@ def view(capture: Capture) -> pa.Table:
     first, lost = groups.first, groups.sum(found.length)
     rank = found.rank[first]
     whole = {one: capture.span(one)[1] - capture.span(one)[0] for one in capture.ranks}
-    table = pa.table({
-        "rank": pa.array(rank.astype(np.int32)), "kind": words(found.kind[first], list(KINDS)),
-        "annotation": words(annotation[first], host.names), "op": words(op[first], host.names),
-        "call": words(call[first], host.names),
-        "module": words(module[first], host.module_types[1]), **place(host, own[first]),
-        "gaps": integers(groups.distinct(found.gap)), "lost_ns": integers(lost),
-        "longest_ns": integers(groups.max(found.length)),
-        "share": ratio(lost, np.array([whole[one] for one in rank.tolist()], np.float64)),
-        "steps": integers(groups.distinct(found.step)),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "rank": pa.array(rank.astype(np.int32)),
+            "kind": words(found.kind[first], list(KINDS)),
+            "annotation": words(annotation[first], host.names),
+            "op": words(op[first], host.names),
+            "call": words(call[first], host.names),
+            "module": words(module[first], host.module_types[1]),
+            **place(host, own[first]),
+            "gaps": integers(groups.distinct(found.gap)),
+            "lost_ns": integers(lost),
+            "longest_ns": integers(groups.max(found.length)),
+            "share": ratio(lost, np.array([whole[one] for one in rank.tolist()], np.float64)),
+            "steps": integers(groups.distinct(found.step)),
+        }
+    )
     return table.take(pa.array(np.lexsort((-lost, rank))))
 
 
@@ -65,11 +71,14 @@ def headline(table: pa.Table, capture: Capture) -> dict[str, Any]:
     gpu = len(capture.gpu) > 0
     lost = sum(total.values())
     return {
-        "launch_bound": total["launch_bound"] if gpu else None, "host_busy": total["host_busy"] if gpu else None,
-        "lost_to_synchronisation": total["synchronisation"] if gpu else None, "lost_to_data": total["data"],
-        "lost_on_device": total["device"] if gpu else None, "lost_unexplained": total["unknown"],
+        "launch_bound": total["launch_bound"] if gpu else None,
+        "host_busy": total["host_busy"] if gpu else None,
+        "lost_to_synchronisation": total["synchronisation"] if gpu else None,
+        "lost_to_data": total["data"],
+        "lost_on_device": total["device"] if gpu else None,
+        "lost_unexplained": total["unknown"],
         "lost_explained_share": 1 - total["unknown"] / lost if lost else None,
-    }  # fmt: skip
+    }
 
 
 def origins(capture: Capture, found: Pieces) -> tuple[Any, Any, Any, Any, Any]:

@@ -34,9 +34,10 @@ def view(capture: Capture) -> pa.Table:
     rows = _rows(capture, found, step, np.flatnonzero(step >= 0)) + _rows(
         capture, found, np.full_like(step, -1), np.arange(len(step))
     )
-    integers = ("device", "peak_allocated_bytes", "peak_reserved_bytes", "peak_ts_ns", "allocations", "frees",
-                "allocated_bytes", "capacity_bytes",
-                "headroom_bytes")  # fmt: skip
+    integers = (
+        "device", "peak_allocated_bytes", "peak_reserved_bytes", "peak_ts_ns", "allocations", "frees",
+        "allocated_bytes", "capacity_bytes", "headroom_bytes",
+    )  # fmt: skip
     return pa.Table.from_pylist(
         rows, pa.schema([("rank", pa.int32()), ("step", pa.int64()), *((name, pa.int64()) for name in integers)])
     )
@@ -63,11 +64,13 @@ def events(capture: Capture) -> dict[str, Any]:
     )
     device, kind = integers_of(table, "device"), integers_of(table, "device_type")
     return {
-        "rank": integers_of(table, "rank"), "ts": integers_of(table, "ts_ns"), "device": np.where(kind == HOST_DEVICE,
-                                                            -1, device),
-        "bytes": integers_of(table, "bytes"), "allocated": integers_of(table, "total_allocated"),
+        "rank": integers_of(table, "rank"),
+        "ts": integers_of(table, "ts_ns"),
+        "device": np.where(kind == HOST_DEVICE, -1, device),
+        "bytes": integers_of(table, "bytes"),
+        "allocated": integers_of(table, "total_allocated"),
         "reserved": integers_of(table, "total_reserved"),
-    }  # fmt: skip
+    }
 
 
 def _rows(capture: Capture, found: dict[str, Any], step: Any, kept: Any) -> list[dict[str, Any]]:
@@ -91,14 +94,21 @@ def _rows(capture: Capture, found: dict[str, Any], step: Any, kept: Any) -> list
         capacity = _capacity(capture, device)
         known = device >= 0 and reserved[index] >= 0
         number = int(capture.steps[rank].number[step[row]]) if step[row] >= 0 else None
-        rows.append({
-            "rank": rank, "step": number, "device": device,
-            "peak_allocated_bytes": int(allocated[index]) if allocated[index] >= 0 else None,
-            "peak_reserved_bytes": int(reserved[index]) if known else None, "peak_ts_ns": int(when[index]),
-            "allocations": int(made[index]),
-            "frees": int(freed[index]), "allocated_bytes": int(churn[index]), "capacity_bytes": capacity,
-            "headroom_bytes": capacity - int(reserved[index]) if capacity is not None and known else None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "rank": rank,
+                "step": number,
+                "device": device,
+                "peak_allocated_bytes": int(allocated[index]) if allocated[index] >= 0 else None,
+                "peak_reserved_bytes": int(reserved[index]) if known else None,
+                "peak_ts_ns": int(when[index]),
+                "allocations": int(made[index]),
+                "frees": int(freed[index]),
+                "allocated_bytes": int(churn[index]),
+                "capacity_bytes": capacity,
+                "headroom_bytes": capacity - int(reserved[index]) if capacity is not None and known else None,
+            }
+        )
     return rows
 
 

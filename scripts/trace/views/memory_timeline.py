@@ -35,10 +35,14 @@ def view(capture: Capture) -> pa.Table:
     buckets = Groups(device.of, turn // width[device.of] if len(device) else turn)
     best = np.lexsort((-found["ts"], found["allocated"], buckets.of))
     peak = best[np.append(buckets.starts[1:], len(best))[: len(buckets)] - 1]
-    return pa.table({
-        "rank": pa.array(found["rank"][peak].astype(np.int32)), "device": integers(found["device"][peak]),
-        "ts_ns": integers(found["ts"][peak]),
-        "allocated_bytes": integers(found["allocated"][peak], found["allocated"][peak] < 0),
-        "reserved_bytes": integers(found["reserved"][peak],
-                                   (found["reserved"][peak] < 0) | (found["device"][peak] < 0)),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "rank": pa.array(found["rank"][peak].astype(np.int32)),
+            "device": integers(found["device"][peak]),
+            "ts_ns": integers(found["ts"][peak]),
+            "allocated_bytes": integers(found["allocated"][peak], found["allocated"][peak] < 0),
+            "reserved_bytes": integers(
+                found["reserved"][peak], (found["reserved"][peak] < 0) | (found["device"][peak] < 0)
+            ),
+        }
+    )

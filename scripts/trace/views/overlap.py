@@ -22,9 +22,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NAME = "overlap"
-_SIZES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "long": 8, "int": 4, "byte": 1, "char": 1, "bool": 1,
-          "short": 2,
-          "float8_e4m3fn": 1, "float8_e5m2": 1}  # fmt: skip
+_SIZES = {
+    "float": 4,
+    "double": 8,
+    "half": 2,
+    "bfloat16": 2,
+    "long": 8,
+    "int": 4,
+    "byte": 1,
+    "char": 1,
+    "bool": 1,
+    "short": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 
 
 def view(capture: Capture) -> pa.Table:
@@ -37,20 +48,18 @@ def view(capture: Capture) -> pa.Table:
     for rank in capture.ranks:
         rows += _rank(capture, rank, labels, wait)
     integers = (
-        "group_size",
-        "count",
-        "bytes",
-        "total_ns",
-        "union_ns",
-        "exposed_ns",
-        "hidden_compute_ns",
-        "hidden_copy_ns",
-        "wait_ns",
-        "transfer_ns",
+        "group_size", "count", "bytes", "total_ns", "union_ns", "exposed_ns", "hidden_compute_ns",
+        "hidden_copy_ns", "wait_ns", "transfer_ns",
+    )  # fmt: skip
+    schema = pa.schema(
+        [
+            ("rank", pa.int32()),
+            ("group", pa.string()),
+            ("collective", pa.string()),
+            *((name, pa.int64()) for name in integers),
+            ("algorithm_bytes_per_s", pa.float64()),
+        ]
     )
-    schema = pa.schema([("rank", pa.int32()), ("group", pa.string()), ("collective", pa.string()), *((name,
-                                                            pa.int64()) for name in integers),
-                        ("algorithm_bytes_per_s", pa.float64())])  # fmt: skip
     return pa.Table.from_pylist(rows, schema)
 
 
@@ -137,16 +146,24 @@ def _rank(capture: Capture, rank: int, labels: _Labels | None, wait: Any) -> lis
         moved = int(sent.sum()) if (sent >= 0).all() else None
         transfer = total - waiting if waiting is not None else None
         busy = transfer if transfer is not None else total
-        found.append({
-            "rank": rank, "group": None if index is None else labels.groups[labels.group[chosen[0]]] or None,
-            "collective": None if index is None else labels.collectives[labels.collective[chosen[0]]],
-            "group_size": int(size[0]) if index is not None and size[0] >= 0 else None, "count": len(chosen),
-            "bytes": moved, "total_ns": total,
-            "union_ns": whole, "exposed_ns": whole - by_compute - by_copy, "hidden_compute_ns": by_compute,
-            "hidden_copy_ns": by_copy,
-            "wait_ns": waiting, "transfer_ns": transfer,
-            "algorithm_bytes_per_s": moved / (busy / 1e9) if moved is not None and busy else None,
-        })  # fmt: skip
+        found.append(
+            {
+                "rank": rank,
+                "group": None if index is None else labels.groups[labels.group[chosen[0]]] or None,
+                "collective": None if index is None else labels.collectives[labels.collective[chosen[0]]],
+                "group_size": int(size[0]) if index is not None and size[0] >= 0 else None,
+                "count": len(chosen),
+                "bytes": moved,
+                "total_ns": total,
+                "union_ns": whole,
+                "exposed_ns": whole - by_compute - by_copy,
+                "hidden_compute_ns": by_compute,
+                "hidden_copy_ns": by_copy,
+                "wait_ns": waiting,
+                "transfer_ns": transfer,
+                "algorithm_bytes_per_s": moved / (busy / 1e9) if moved is not None and busy else None,
+            }
+        )
     return found
 
 

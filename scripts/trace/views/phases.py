@@ -29,11 +29,19 @@ def view(capture: Capture) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for rank in capture.ranks:
         rows += _rank(capture, rank)
-    schema = pa.schema([
-        ("rank", pa.int32()), ("step", pa.int64()), ("phase", pa.string()), ("wall_ns", pa.int64()), ("share",
-                                                            pa.float64()), ("op_ns", pa.int64()),
-        ("blocked_ns", pa.int64()), ("gpu_ns", pa.int64()), ("kernels", pa.int64()),
-    ])  # fmt: skip
+    schema = pa.schema(
+        [
+            ("rank", pa.int32()),
+            ("step", pa.int64()),
+            ("phase", pa.string()),
+            ("wall_ns", pa.int64()),
+            ("share", pa.float64()),
+            ("op_ns", pa.int64()),
+            ("blocked_ns", pa.int64()),
+            ("gpu_ns", pa.int64()),
+            ("kernels", pa.int64()),
+        ]
+    )
     return pa.Table.from_pylist(rows, schema)
 
 
@@ -66,12 +74,19 @@ def _rank(capture: Capture, rank: int) -> list[dict[str, Any]]:
         for phase in range(1, _COUNT):
             values = [int(one[index, phase]) for one in tables]
             if any(values):
-                rows.append({
-                    "rank": rank, "step": number, "phase": PHASES[phase], "wall_ns": values[0],
-                    "share": values[0] / int(lengths[index]) if lengths[index] else None, "op_ns": values[1],
-                    "blocked_ns": values[2],
-                    "gpu_ns": values[3] if has_gpu else None, "kernels": values[4] if has_gpu else None,
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "rank": rank,
+                        "step": number,
+                        "phase": PHASES[phase],
+                        "wall_ns": values[0],
+                        "share": values[0] / int(lengths[index]) if lengths[index] else None,
+                        "op_ns": values[1],
+                        "blocked_ns": values[2],
+                        "gpu_ns": values[3] if has_gpu else None,
+                        "kernels": values[4] if has_gpu else None,
+                    }
+                )
     return rows
 
 
@@ -85,5 +100,7 @@ def _gpu(capture: Capture, rank: int, count: int) -> tuple[Any, Any]:
     cell = step[kept] * _COUNT + phase[kept]
     length = (capture.gpu.end - capture.gpu.start)[rows][kept]
     kernel = capture.gpu.kind[rows][kept] == KERNEL
-    return (np.bincount(cell, length, count * _COUNT).reshape(count, _COUNT).astype(np.int64),
-            np.bincount(cell[kernel], minlength=count * _COUNT).reshape(count, _COUNT))  # fmt: skip
+    return (
+        np.bincount(cell, length, count * _COUNT).reshape(count, _COUNT).astype(np.int64),
+        np.bincount(cell[kernel], minlength=count * _COUNT).reshape(count, _COUNT),
+    )

@@ -42,10 +42,15 @@ def view(capture: Capture) -> pa.Table:
     _stragglers(columns)
     no_gpu = columns["kernels"] < 0
     no_host = columns["op_ns"] < 0
-    missing = {**dict.fromkeys(("busy_ns", "idle_ns", "compute_ns", "communication_ns", "copy_ns", "kernels",
-                                "launches"), no_gpu),
-               **dict.fromkeys(("op_ns", "python_ns", "data_ns", "blocked_ns"), no_host),
-               "step": columns["step"] < 0, "own_ns": no_gpu, "behind_ns": columns["behind_ns"] == _NONE}  # fmt: skip
+    missing = {
+        **dict.fromkeys(
+            ("busy_ns", "idle_ns", "compute_ns", "communication_ns", "copy_ns", "kernels", "launches"), no_gpu
+        ),
+        **dict.fromkeys(("op_ns", "python_ns", "data_ns", "blocked_ns"), no_host),
+        "step": columns["step"] < 0,
+        "own_ns": no_gpu,
+        "behind_ns": columns["behind_ns"] == _NONE,
+    }
     texts = ("label", "source", "window")
     arrays: dict[str, Any] = {"rank": pa.array(columns["rank"].astype(np.int32))}
     for key in _ORDER:
@@ -64,11 +69,11 @@ def view(capture: Capture) -> pa.Table:
 
 
 _NONE = np.iinfo(np.int64).min
-_ORDER = ("step", "label", "source", "window", "start_ns", "end_ns", "wall_ns", "cpu_wall_ns", "busy_ns", "idle_ns",
-          "compute_ns", "communication_ns",
-          "copy_ns", "kernels", "launches", "op_ns", "python_ns", "data_ns", "blocked_ns", "ratio_to_median", "slow",
-          "own_ns", "behind_ns",
-          "straggler")  # fmt: skip
+_ORDER = (
+    "step", "label", "source", "window", "start_ns", "end_ns", "wall_ns", "cpu_wall_ns", "busy_ns", "idle_ns",
+    "compute_ns", "communication_ns", "copy_ns", "kernels", "launches", "op_ns", "python_ns", "data_ns",
+    "blocked_ns", "ratio_to_median", "slow", "own_ns", "behind_ns", "straggler",
+)  # fmt: skip
 
 
 def headline(table: pa.Table, _: Capture) -> dict[str, Any]:
@@ -88,15 +93,20 @@ def headline(table: pa.Table, _: Capture) -> dict[str, Any]:
 
     kernels = [row["kernels"] for row in whole if row["kernels"] is not None]
     return {
-        "capture_ns": max((row["wall_ns"] for row in whole), default=0), "ranks": len(whole), "steps": len(steps),
+        "capture_ns": max((row["wall_ns"] for row in whole), default=0),
+        "ranks": len(whole),
+        "steps": len(steps),
         "median_step_ns": median,
         "slow_steps": len(slow) if steps else None,
         "slow_step_excess_ns": sum(row["wall_ns"] - median for row in slow) if steps and median else None,
-        "gpu_busy": share("busy_ns", wall), "gpu_idle": share("idle_ns", wall), "op_share": share("op_ns", cpu_wall),
-        "python_share": share("python_ns", cpu_wall), "data_wait": share("data_ns", cpu_wall),
+        "gpu_busy": share("busy_ns", wall),
+        "gpu_idle": share("idle_ns", wall),
+        "op_share": share("op_ns", cpu_wall),
+        "python_share": share("python_ns", cpu_wall),
+        "data_wait": share("data_ns", cpu_wall),
         "synchronisation": share("blocked_ns", cpu_wall),
         "kernels_per_step": sum(kernels) / len(steps) if kernels and steps else None,
-    }  # fmt: skip
+    }
 
 
 def slow_steps(wall: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -120,15 +130,20 @@ def _rank(capture: Capture, rank: int) -> dict[str, Any]:
     wall = end - start
     median = float(np.median(wall[:-1])) if real else float("nan")
     columns: dict[str, Any] = {
-        "rank": np.full(count, rank), "step": np.append(steps.number if real else [], -1).astype(np.int64),
-        "label": np.array([*(steps.label if real else []), "capture"], object), "source": np.full(count, steps.source,
-                                                            object),
-        "window": np.full(count, steps.window, object), "start_ns": start, "end_ns": end, "wall_ns": wall,
+        "rank": np.full(count, rank),
+        "step": np.append(steps.number if real else [], -1).astype(np.int64),
+        "label": np.array([*(steps.label if real else []), "capture"], object),
+        "source": np.full(count, steps.source, object),
+        "window": np.full(count, steps.window, object),
+        "start_ns": start,
+        "end_ns": end,
+        "wall_ns": wall,
         "cpu_wall_ns": cpu_end - cpu_start,
         "ratio_to_median": np.append(wall[:-1] / median if real and median > 0 else np.full(count - 1, np.nan), np.nan),
-        "slow": np.append(slow_steps(wall[:-1]), False), "behind_ns": np.full(count, _NONE),
+        "slow": np.append(slow_steps(wall[:-1]), False),
+        "behind_ns": np.full(count, _NONE),
         "straggler": np.zeros(count, bool),
-    }  # fmt: skip
+    }
     return {
         **columns,
         **_device(capture, rank, steps, start=start, end=end, real=real),
@@ -162,11 +177,15 @@ def _device(capture: Capture, rank: int, steps: Steps, *, start: Any, end: Any, 
         kernels[-1] = kernels[:-1].sum()
     calls = _launches(capture, rank, steps, real)
     return {
-        "busy_ns": within, "idle_ns": end - start - within, "compute_ns": intervals.covered(compute, start, end),
-        "communication_ns": intervals.covered(communication, start, end), "copy_ns": intervals.covered(copies, start,
-                                                            end),
-        "kernels": kernels, "launches": calls, "own_ns": end - start - intervals.covered(exposed, start, end),
-    }  # fmt: skip
+        "busy_ns": within,
+        "idle_ns": end - start - within,
+        "compute_ns": intervals.covered(compute, start, end),
+        "communication_ns": intervals.covered(communication, start, end),
+        "copy_ns": intervals.covered(copies, start, end),
+        "kernels": kernels,
+        "launches": calls,
+        "own_ns": end - start - intervals.covered(exposed, start, end),
+    }
 
 
 def _launches(capture: Capture, rank: int, steps: Steps, real: bool) -> Any:

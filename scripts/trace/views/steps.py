@@ -47,12 +47,17 @@ def view(capture: Capture) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for rank in capture.ranks:
         rows += _rank(capture, rank)
-    kinds = {"rank": pa.int32(), "slow": pa.bool_(), "new_signature": pa.bool_(), **dict.fromkeys(
-        ("signature", "example", "cause_kind", "cause", "path", "function"), pa.string())}  # fmt: skip
-    names = ("rank", "step", "wall_ns", "excess_ns", "slow", "signature", "new_signature", "new_shapes", "example",
-             "new_kernels", "compile_ns",
-             "compile_calls", "host_allocations", "cause_kind", "cause", "cause_ns", "path", "line",
-             "function")  # fmt: skip
+    kinds = {
+        "rank": pa.int32(),
+        "slow": pa.bool_(),
+        "new_signature": pa.bool_(),
+        **dict.fromkeys(("signature", "example", "cause_kind", "cause", "path", "function"), pa.string()),
+    }
+    names = (
+        "rank", "step", "wall_ns", "excess_ns", "slow", "signature", "new_signature", "new_shapes", "example",
+        "new_kernels", "compile_ns", "compile_calls", "host_allocations", "cause_kind", "cause", "cause_ns",
+        "path", "line", "function",
+    )  # fmt: skip
     return pa.Table.from_pylist(rows, pa.schema([(name, kinds.get(name, pa.int64())) for name in names]))
 
 
@@ -85,17 +90,24 @@ def _rank(capture: Capture, rank: int) -> list[dict[str, Any]]:
     for index in range(count):
         first = index == 0
         word = signature[index] if known else None
-        rows.append({
-            "rank": rank, "step": int(steps.number[index]), "wall_ns": int(wall[index]),
-            "excess_ns": int(wall[index]) - median,
-            "slow": bool(slow[index]), "signature": word,
-            "new_signature": None if first or not known else word not in seen,
-            "new_shapes": None if first or not known else int(fresh[index]),
-            "example": None if first else example[index],
-            "new_kernels": None if first or new_kernels is None else int(new_kernels[index]),
-            "compile_ns": int(compile_ns[index]),
-            "compile_calls": int(compile_calls[index]), "host_allocations": int(allocations[index]), **cause[index],
-        })  # fmt: skip
+        rows.append(
+            {
+                "rank": rank,
+                "step": int(steps.number[index]),
+                "wall_ns": int(wall[index]),
+                "excess_ns": int(wall[index]) - median,
+                "slow": bool(slow[index]),
+                "signature": word,
+                "new_signature": None if first or not known else word not in seen,
+                "new_shapes": None if first or not known else int(fresh[index]),
+                "example": None if first else example[index],
+                "new_kernels": None if first or new_kernels is None else int(new_kernels[index]),
+                "compile_ns": int(compile_ns[index]),
+                "compile_calls": int(compile_calls[index]),
+                "host_allocations": int(allocations[index]),
+                **cause[index],
+            }
+        )
         if word:
             seen.add(word)
     return rows
@@ -207,10 +219,16 @@ def _causes(capture: Capture, rank: int, count: int) -> list[dict[str, Any]]:
         longest = rows[np.argmax(host.self_ns[rows])]
         own = int(at(host.own, np.array([longest]))[0])
         frame = host.frames[host.name[own]] if own >= 0 else None
-        found.append({"cause_kind": KINDS[host.kind[longest]], "cause": host.names[host.name[longest]],
-                      "cause_ns": int(excess[best]),
-                      "path": frame.path if frame else None, "line": frame.line if frame else None,
-                      "function": frame.function if frame else None})  # fmt: skip
+        found.append(
+            {
+                "cause_kind": KINDS[host.kind[longest]],
+                "cause": host.names[host.name[longest]],
+                "cause_ns": int(excess[best]),
+                "path": frame.path if frame else None,
+                "line": frame.line if frame else None,
+                "function": frame.function if frame else None,
+            }
+        )
     return found
 
 

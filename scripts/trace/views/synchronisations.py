@@ -34,14 +34,20 @@ def view(capture: Capture) -> pa.Table:
     length = host.end[calls] - host.start[calls]
     groups = Groups(rank, host.name[calls], op, annotation, phase, own)
     first, total = groups.first, groups.sum(length)
-    table = pa.table({
-        "rank": pa.array(rank[first].astype(np.int32)), "call": words(host.name[calls][first], host.names),
-        "op": words(op[first], host.names),
-        "annotation": words(annotation[first], host.names), "phase": words(phase[first], list(PHASES)), **place(host,
-                                                            own[first]),
-        "count": integers(groups.count), "total_ns": integers(total), "longest_ns": integers(groups.max(length)),
-        "steps": integers(groups.distinct(capture.step_of(rank, host.start[calls]))),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "rank": pa.array(rank[first].astype(np.int32)),
+            "call": words(host.name[calls][first], host.names),
+            "op": words(op[first], host.names),
+            "annotation": words(annotation[first], host.names),
+            "phase": words(phase[first], list(PHASES)),
+            **place(host, own[first]),
+            "count": integers(groups.count),
+            "total_ns": integers(total),
+            "longest_ns": integers(groups.max(length)),
+            "steps": integers(groups.distinct(capture.step_of(rank, host.start[calls]))),
+        }
+    )
     return table.take(pa.array(np.lexsort((-total, rank[first]))))
 
 
