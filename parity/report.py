@@ -37,6 +37,7 @@ def compared(report: dict[str, Any]) -> str:
         + (f" on {counts['ranks']} ranks" if counts["ranks"] > 1 else "")
         + f"; {counts['identical']} bit-identical, {counts['outside']} outside; judged by {report['judged_by']['text']}"
     )
+    lines += _gates(report["gates"])
     overrides = {name: value for name, value in report["overrides"].items() if value not in ([], None)}
     if overrides:
         lines.append(
@@ -44,6 +45,18 @@ def compared(report: dict[str, Any]) -> str:
         )
     lines += [paint("warning: ", "yellow") + warning for warning in report["warnings"]]
     return "\n".join(lines)
+
+
+def _gates(gates: dict[str, Any]) -> list[str]:
+    """The strict gate of the first steps and the statistical one of the later ones, where a run has both."""
+    if not all(gate["records"] for gate in gates.values()):
+        return []
+    names = {"short": "first 20 steps", "long": "later steps"}
+    parts = []
+    for name, words in names.items():
+        outside, worst = gates[name]["outside"], gates[name]["worst_ratio"]
+        parts.append(f"{words}: " + (f"{outside} outside" if outside else f"within {worst:.2g} of tolerance"))
+    return ["; ".join(parts)]
 
 
 def _parting(report: dict[str, Any]) -> list[str]:

@@ -41,6 +41,10 @@ def test_the_worst_ten_and_what_agreed(tmp_path):
     assert "agreed:   all earlier steps; in this step layer0" in text
 
 
+def test_both_gates_are_told(parted):
+    assert "first 20 steps: 22 outside; later steps: 40 outside" in compared(parted)
+
+
 def test_names_are_escaped_and_the_plot_is_well_formed(tmp_path):
     def rows(scale):
         return [scalar("a<b>&c", step, 1.0 + step * scale) for step in range(5)]
