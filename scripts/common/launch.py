@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from parity import run as recorder
 from scripts.common import machine, tree
 from scripts.common.errors import InputError, suggestion
 from scripts.common.files import ROOT, read_json, sha256_file, write_json
-from scripts.common.timeline import final_loss, timeline
+from scripts.common.timeline import final_loss, software, timeline
 from scripts.judge.scope import protected
 
 SCHEMA = "wholejob/run@1"
@@ -123,14 +124,13 @@ def launch(job: Job, out_dir: str | Path) -> dict[str, Any]:
     Whatever the job does is an answer (`status`, `reason`); only a specification that cannot be launched raises
     InputError. Raises Abandoned where the caller's own caller has died. Blocks for the length of the job.
     """
-    pristine = tree.stored(job.tree)
+    before = pristine(job.tree)
     place = Place(work=Path(tempfile.mkdtemp(prefix="wholejob-")).resolve(), kept=Path(out_dir).resolve())
     try:
         _fresh(place.kept)
         for name in ("home", "tmp", "cache", "empty"):
             (place.work / name).mkdir()
-        tree.copy(pristine, place.tree)
-        before = tree.manifest(place.tree)
+        tree.copy(tree.STORE / job.tree, place.tree)
         plan = _plan(job, place)
         told = {
             "command": _symbolic(job, place, plan["argv"]),
@@ -144,6 +144,12 @@ def launch(job: Job, out_dir: str | Path) -> dict[str, Any]:
         return _document(job, place, {**account, **told, "peak_device_bytes": device["peak_bytes"]}, before)
     finally:
         tree.remove(place.work)
+
+
+@cache
+def pristine(identity: str) -> dict[str, dict[str, str]]:
+    """Manifest of a stored tree, verified once a process: a race launches the same trees again and again."""
+    return tree.manifest(tree.stored(identity))
 
 
 def run_json(job: Job, path: str | Path) -> dict[str, Any]:
@@ -218,6 +224,11 @@ def environment(job: Job, place: Place) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONNOUSERSITE": "1",
     }
+    gpus = job.spec.get("resources", {}).get("gpus")
+    if gpus == 0:  # a job that was declared without a GPU gets none
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    elif gpus and "CUDA_VISIBLE_DEVICES" not in variables:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(gpus)))
     variables |= job.spec.get("environment", {}).get("variables", {})
     return _recorder(job, place, variables)
 
@@ -404,7 +415,7 @@ def _mentioned(job: Job, argv: list[str]) -> list[Path]:
     prefix = Path(interpreter(job.env)).parents[1]
     values = [str(value) for value in job.spec.get("environment", {}).get("variables", {}).values()]
     values += [*argv, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
-    folders = {prefix, Path(sys.base_prefix)}
+    folders = {prefix, Path(sys.prefix), Path(sys.base_prefix)}
     for value in values:
         if value.startswith(os.sep):
             path = Path(value)
@@ -427,7 +438,11 @@ def _document(job: Job, place: Place, account: dict[str, Any], before: dict[str,
         "perturb": job.perturb,
         "command": account["command"],
         "tree": job.tree,
-        "environment": {**machine.fingerprint(), "variables": account["variables"]},
+        "environment": {
+            **machine.fingerprint(),
+            "software": software(place.records),
+            "variables": account["variables"],
+        },
         "started_ns": account["started_ns"],
         "wall_s": (account["ended_ns"] - account["launched_ns"]) / 1e9,
         **{name: account[name] for name in TAKEN},

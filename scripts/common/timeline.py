@@ -1,4 +1,4 @@
-"""Step marks of a run, and where its wall time went by them."""
+"""What the recorder left of a run: step marks, and where the wall time went by them; final loss and versions."""
 
 from __future__ import annotations
 
@@ -79,3 +79,11 @@ def final_loss(records: Path) -> float | None:
                 if record.get("tag") == "loss" and record.get("kind") in ("float", "int"):
                     last = float(record["value"])
     return last if last is not None and math.isfinite(last) else None
+
+
+def software(records: Path) -> dict[str, Any] | None:
+    """Versions and backend flags as rank 0's recorder saw them inside the job; None where it recorded nothing."""
+    with contextlib.suppress(OSError, ValueError), (records / "rank0.jsonl").open(encoding="utf-8") as file:
+        header = json.loads(file.readline())
+        return {name: header.get(name) for name in ("python", "torch", "numpy", "cuda", "cudnn", "driver", "backend")}
+    return None
