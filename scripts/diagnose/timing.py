@@ -159,8 +159,6 @@ def slow_steps(marks: list[float], step: float) -> tuple[list[int], int | None]:
                 score = sum(excess[i] for i in members) - len(members) * total / max(1, len(marks) - 1)
                 if best is None or score > best[0] * 1.02:
                     best = (score, period, list(members))
-    if best is None or score > best[0] * 1.02:
-        best = (score, period, members)
     if best is None or sum(excess[i] for i in best[2]) < 0.6 * total:
         return slow, None
     return best[2], best[1]
