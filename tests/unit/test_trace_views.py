@@ -433,3 +433,15 @@ def test_deterministic_fills_are_counted_per_step():
     headline = kernels.headline(kernels.view(capture), capture)
     assert headline["fill_kernels_per_step"] == 50
     assert one(kernels, capture)["top_op"] == "aten::empty"
+
+
+def test_nanoseconds_since_1970_stay_exact():
+    # A float cannot hold them: an empty list in a concatenation once made the windows floats.
+    epoch = 1_700_000_000_000_000_000
+    scene = Scene().op("aten::add", epoch, epoch + MS).kernel("a", epoch + 7, epoch + 10_001, epoch + 20_003)
+    scene.kernel("b", epoch + 30_001, epoch + 40_007, epoch + 50_011)
+    capture = scene.capture()
+    whole = one(runtime, capture, step=None)
+    assert (whole["start_ns"] - epoch, whole["end_ns"] - epoch, whole["idle_ns"]) == (10_001, 50_011, 20_004)
+    assert sum(row["lost_ns"] for row in rows(lost_time, capture)) == 20_004
+    assert diff(capture, capture).num_rows > 0

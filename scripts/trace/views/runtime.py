@@ -122,16 +122,17 @@ def _rank(capture: Capture, rank: int) -> dict[str, Any]:
     steps = capture.steps[rank]
     low, high = capture.span(rank)
     real = steps.source != "capture"
-    start = np.append(steps.start if real else [], low).astype(np.int64)
-    end = np.append(steps.end if real else [], high).astype(np.int64)
-    cpu_start = np.append(steps.cpu_start if real else [], steps.cpu_start.min()).astype(np.int64)
-    cpu_end = np.append(steps.cpu_end if real else [], steps.cpu_end.max()).astype(np.int64)
+    none = np.empty(0, np.int64)  # an empty list would make floats, which cannot hold ns since 1970
+    start = np.append(steps.start if real else none, low)
+    end = np.append(steps.end if real else none, high)
+    cpu_start = np.append(steps.cpu_start if real else none, steps.cpu_start.min())
+    cpu_end = np.append(steps.cpu_end if real else none, steps.cpu_end.max())
     count = len(start)
     wall = end - start
     median = float(np.median(wall[:-1])) if real else float("nan")
     columns: dict[str, Any] = {
         "rank": np.full(count, rank),
-        "step": np.append(steps.number if real else [], -1).astype(np.int64),
+        "step": np.append(steps.number if real else none, -1),
         "label": np.array([*(steps.label if real else []), "capture"], object),
         "source": np.full(count, steps.source, object),
         "window": np.full(count, steps.window, object),
