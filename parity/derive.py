@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 from parity import records
 from parity.envelope import LOWEST, Estimate, distance, exact_difference, factor, matching
+from parity.invariants import differences
 from parity.records import BadInput, Record, Run
 
 SCHEMA = "parity/noise@1"
@@ -89,13 +90,16 @@ def _check(runs: list[Run]) -> None:
     records.check_same_world(runs)
     if len({run.legacy for run in runs}) > 1:
         raise BadInput("runs in the older JSON format and in the new one cannot be mixed")
-    first = runs[0].environment()
     for run in runs[1:]:
-        other = run.environment()
-        for field in ("seed", "gpus", "backend", "torch", "cuda", "cudnn"):
-            if first.get(field) != other.get(field):
+        for entry in differences(runs[0].environment(), run.environment()):
+            name = entry["name"]
+            # Another number of threads only orders sums anew: it is a perturbation as good as any.
+            if (
+                name.split(".")[0] in ("seed", "gpus", "backend", "torch", "cuda", "cudnn")
+                and name != "backend.threads"
+            ):
                 raise BadInput(
-                    f"{run.name}: {field} is {other.get(field)!r}, in {runs[0].name} {first.get(field)!r}; "
+                    f"{run.name}: {name} is {entry['cand']!r}, in {runs[0].name} {entry['base']!r}; "
                     "baselines must share seed, machine and environment"
                 )
 

@@ -175,6 +175,11 @@ class TestRefusals:
         with pytest.raises(BadInput, match="ranks"):
             derive([*folders, two])
 
+    def test_another_number_of_threads_is_a_perturbation(self, tmp_path):
+        folders = runs(tmp_path, training, 3, backend={"threads": 1})
+        more = write_run(tmp_path / "threads", training(7), backend={"threads": 2})
+        assert derive([*folders, more])["verdict"] == "ok"
+
     def test_runs_without_records(self, tmp_path):
         with pytest.raises(BadInput, match="no records"):
             derive(runs(tmp_path, lambda i: [], 3))
