@@ -13,6 +13,8 @@ from scripts.common.files import read_json
 
 SLOW = 1.3  # times the median step; an evaluation of a third of a step is the smallest that marks can show
 
+LONGEST = 3000  # steps in which a period is looked for, which takes 0.1 s
+
 
 @dataclass
 class Timing:
@@ -142,7 +144,7 @@ def slow_steps(marks: list[float], step: float) -> tuple[list[int], int | None]:
     """Slow steps and their period: the period whose steps are all slow and hold most of the excess, else all slow
     steps.
 
-    The first step (warm-up) does not count. Cost: steps x slow steps; 0.1 s for 6,000 steps of which 300 are slow. A
+    The first step (warm-up) does not count. Cost: steps x slow steps. A
     disturbed machine makes single steps slow; those of a period stay
     apart from them.
     """
@@ -150,6 +152,8 @@ def slow_steps(marks: list[float], step: float) -> tuple[list[int], int | None]:
     slow = [i for i, value in excess.items() if value > (SLOW - 1) * step]
     total = sum(excess[i] for i in slow)
     best: tuple[float, int, list[int]] | None = None
+    if len(slow) * 5 > len(marks) or len(marks) > LONGEST:  # noise, or steps too many and too short to tell
+        return slow, None
     members_of = set(slow)
     for period in range(2, len(marks) // 2 + 1):
         for offset in (i for i in slow if i <= period):  # the first of its members, so that few offsets are tried
