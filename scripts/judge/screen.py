@@ -1,7 +1,8 @@
 """Screen the candidates of a round with a few pairs, to spend the confirming pairs on those that may be faster.
 
 Screening times choose and are never quoted. A candidate is dropped where not one of its pairs shows the smallest effect
-that matters; the best of the rest, at most `measure.finalists`, are confirmed with fresh pairs.
+that matters; the best of the rest, at most `measure.finalists`, are confirmed with fresh pairs. Where no more are fit
+than can be confirmed, nothing is screened.
 """
 
 from __future__ import annotations
@@ -41,13 +42,17 @@ def candidates(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def places(settings: dict[str, Any]) -> int:
+    """How many candidates of a round can be confirmed: those the contract allows and the number of pairs can decide."""
+    return max(1, min(settings["finalists"], affordable(settings["alpha"], settings["pairs"])))
+
+
 def screen(
     measure: Callable[[int, Sequence[str]], dict[str, Row]], names: Sequence[str], settings: dict[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Run `settings["screen_pairs"]` blocks; `({name: {"status", "ratios", "reason"}}, finalists, best first)`.
 
-    `measure(block, arms)` runs the arms once and returns their rows. With no more candidates than can be confirmed
-    there is still a screen: it keeps the race short by dropping what shows nothing.
+    `measure(block, arms)` runs the arms once and returns their rows.
     """
     ratios: dict[str, list[float]] = {name: [] for name in names}
     failed: dict[str, str] = {}
@@ -63,7 +68,7 @@ def screen(
                 ratios[name].append(rows[BASE]["wall_s"] / rows[name]["wall_s"])
     promising = [name for name in names if name not in failed and max(ratios[name]) >= 1 + settings["min_effect"]]
     promising.sort(key=lambda name: -statistics.median(ratios[name]))
-    room = max(1, min(settings["finalists"], affordable(settings["alpha"], settings["pairs"])))
+    room = places(settings)
     finalists = promising[:room]
     found = {}
     for name in names:
@@ -98,8 +103,8 @@ def main(argv: list[str] | None = None) -> int:
     arms = candidates(args.candidates)
     fit = {name: arm["tree"] for name, arm in arms.items() if arm["fit"]}
     table, state = args.output.with_suffix(".parquet"), None
-    finalists: list[str] = []
-    if fit:
+    finalists = list(fit) if len(fit) <= places(spec["measure"]) else []
+    if len(fit) > len(finalists):
         with Session.held(spec, env, {BASE: base, **fit}, "screen", table) as session:
             name = spec.get("workload", spec["name"])
             require_ok(session.block(-1, [BASE], cold=True), BASE, name)

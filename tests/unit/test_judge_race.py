@@ -207,3 +207,33 @@ def test_job_without_step_marks_has_a_headline_and_nothing_made_up():
     found = decomposition.describe([(bare, bare)] * 6, alpha=0.05, horizon=100, warmup=2)
     assert found["horizon"] is None and found["breakeven"] is None
     assert found["decomposition"]["startup"] == {"baseline": None, "candidate": None}
+
+
+def test_no_more_candidates_than_places_are_confirmed_without_a_screen(tmp_path, monkeypatch):
+    def write(path, kind, document):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"schema": f"wholejob/{kind}@1", **document}))
+
+    monkeypatch.setattr("scripts.common.files._validator", lambda kind: None)
+    monkeypatch.setattr(Session, "held", None)  # any attempt to measure is an error
+    settings = {**SPEC, "measure": {**SPEC["measure"], "finalists": 2, "screen_pairs": 3}}
+    write(tmp_path / "spec.json", "spec", settings)
+    write(tmp_path / "env.json", "env", {})
+    write(tmp_path / "source.json", "source", {"tree": "t0"})
+    fates = [
+        ("pass", "t1", "equivalent"),
+        ("pass", "t1", "equivalent"),
+        ("refused", None, "not_run"),
+        ("pass", "t2", "different"),
+    ]
+    for number, (status, tree, answer) in enumerate(fates):
+        write(tmp_path / f"c{number}" / "guard.json", "guard", {"status": status, "tree": tree})
+        write(tmp_path / f"c{number}" / "parity.json", "parity", {"answer": answer})
+    words = [word for kind in ("spec", "env", "source") for word in (f"--{kind}", str(tmp_path / f"{kind}.json"))]
+    folders = [str(tmp_path / f"c{number}") for number in range(len(fates))]
+    assert screen.main([*words, "--candidates", *folders, "-o", str(tmp_path / "screen.json")]) == 0
+    found = json.loads((tmp_path / "screen.json").read_text())
+    assert found["finalists"] == ["c0"]
+    reasons = {name: arm["reason"] for name, arm in found["arms"].items()}
+    assert reasons == {"c0": None, "c1": "the same tree as c0", "c2": "guard: refused", "c3": "parity: different"}
+    assert read_rows(tmp_path / "screen.parquet") == []
