@@ -61,6 +61,7 @@ def compare(
         check_distinct(base, cand)
         records.check_same_world([base, cand])
         state = Comparison(noise, records.selector(only, exclude), typed, rounding)
+        state.recognise(base, {identity for run in (noise or {}).get("runs", []) for identity in run["run_ids"]})
         for rank in base.ranks:
             state.read(base, cand, rank)
         if not state.seen:
@@ -235,6 +236,7 @@ def _judged_by(noise: Optional[dict[str, Any]], state: Comparison) -> dict[str, 
         "distinct": noise["distinct"],
         "perturbed": noise["perturbed"],
         "threshold": noise["threshold"],
+        "other_seed": state.foreign,
         "text": f"the spread of {noise['distinct']} distinct baseline runs ({noise['perturbed']} perturbed)",
     }
 
@@ -269,6 +271,10 @@ def _warnings(
         elsewhere = [name for name in fields if name.startswith(("gpus", "backend", "torch", "cuda", "cudnn"))]
         if elsewhere:
             found.append(f"the noise was measured elsewhere: {_some(elsewhere)} differ from the baseline's")
+    if state.foreign:
+        found.append(
+            "the baseline starts with other values than the noise runs (another seed?): more is allowed later on"
+        )
     if exact["equal"] is None:
         found.append("no ledger in either run: invariants (steps, samples, parameters) were not compared")
     if exact["allowed"]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ class _Tag:
         self.value = 0.0
         self.kind = ""
         self.last_step = -1
+        self.start: Optional[list[Any]] = None
 
 
 def derive(run_dirs: Sequence[str | Path]) -> dict[str, Any]:
@@ -156,6 +158,8 @@ def _note_value(tag: _Tag, identity: records.Key, row: list[Record], same: bool)
                 return
     for parts in matching(row):
         name = parts[0].name
+        if tag.start is None and name in ("value", "l2"):
+            tag.start = [identity[1], identity[2], parts[0].values[0]]
         estimate = tag.estimates.get(name)
         if estimate is None:
             estimate = tag.estimates[name] = Estimate(len(row))
@@ -246,6 +250,7 @@ def _tag_entry(name: str, tag: _Tag, distinct: int) -> dict[str, Any]:
         "kind": tag.kind,
         "records": tag.count,
         "last_step": tag.last_step,
+        "start": tag.start if tag.start and math.isfinite(tag.start[2]) else None,
         "relative": max((estimate.largest for estimate in tag.estimates.values()), default=0.0),
         "nan": tag.nan,
         "envelope": {part: estimate.envelope.points for part, estimate in tag.estimates.items()},
@@ -339,7 +344,9 @@ def check(document: Any, name: str = "the noise document") -> None:
     fields = {"verdict", "reason", "distinct", "perturbed", "threshold", "ranks"}
     missing = [*sorted(fields - document.keys()), *sorted(LOWEST.keys() - (document.get("threshold") or {}).keys())]
     entries = [entry for tags in (document.get("ranks") or {}).values() for entry in tags.values()]
-    if not missing and not all({"verdict", "envelope", "last_step", "nan"} <= entry.keys() for entry in entries):
+    if not missing and not all(
+        {"verdict", "envelope", "last_step", "start", "nan"} <= entry.keys() for entry in entries
+    ):
         missing = ["parts of its tags"]
     if missing:
         raise BadInput(f"{name}: lacks {', '.join(missing)}; write it again with `parity derive`")

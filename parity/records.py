@@ -76,7 +76,7 @@ class Run:
             file.readline()
             for line in file:
                 if not line.endswith(b"\n") and not _parses(line):
-                    self.torn.append(rank)
+                    self.torn += [rank] if rank not in self.torn else []
                     return
                 if line != b"\n":
                     yield line.decode("utf-8", "replace"), None

@@ -74,6 +74,20 @@ class TestAnswers:
         assert pair(tmp_path / "early", wild(1), early, document)["first_divergence"]["step"] == 1
 
 
+    def test_a_held_out_seed_whose_chaos_begins_earlier_is_accepted_and_its_faults_found(self, tmp_path, noise):
+        def other(seed, change=None):
+            rows = training(seed, growth=1.2, change=change)
+            return [{**row, "value": row["value"] * 1.3} for row in rows]
+
+        report = pair(tmp_path / "clean", other(1), other(2), noise)
+        assert report["answer"] == "equivalent"
+        assert report["judged_by"]["other_seed"] is True
+        assert any("another seed" in warning for warning in report["warnings"])
+        faulty = other(2, lambda tag, step, value: value * 1.001 if step >= 3 else value)
+        assert pair(tmp_path / "fault", other(1), faulty, noise)["first_divergence"]["step"] == 3
+        assert pair(tmp_path / "same", training(1), training(2), noise)["judged_by"]["other_seed"] is False
+
+
 class TestRules:
     def test_the_tolerance_of_the_baseline_counts(self, tmp_path):
         strict, loose = scalar("x", 0, 1.0, rtol=1e-6), scalar("x", 0, 1.001, rtol=0.1)
