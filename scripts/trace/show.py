@@ -33,6 +33,8 @@ FIRST = {
     "synchronisations": 6,
     "memory": 4,
 }
+# Of these the overview shows the whole capture only.
+TOTALS = ("phases", "memory")
 # What a terminal has room for; the Parquet files have every column.
 SHOWN = {
     "runtime": ("rank", "step", "wall_ns", "busy_ns", "idle_ns", "communication_ns", "kernels", "op_ns", "python_ns",
@@ -154,8 +156,14 @@ def main(argv: list[str] | None = None) -> int:
     _headline(document)
     for name, rows in FIRST.items():
         if name in tables and tables[name].num_rows:
-            _print(name, _where(tables[name], name, options.where), options.rows or rows)
+            table = tables[name].filter(_whole(tables[name])) if name in TOTALS else tables[name]
+            _print(name, _where(table, name, options.where), options.rows or rows)
     return 0
+
+
+def _whole(table: pa.Table) -> Any:
+    """Rows for the whole capture."""
+    return table["step"].is_null()
 
 
 def _diff(argv: list[str]) -> int:

@@ -218,6 +218,17 @@ def test_every_nanosecond_of_idle_time_has_one_cause():
     )
 
 
+def test_time_lost_in_backward_is_booked_to_the_forward_line():
+    scene = Scene().mark("ProfilerStep#1", 0, 20 * MS)
+    scene.frame("model.py(8): forward", 0, 3 * MS)
+    scene.op("aten::conv2d", MS, 2 * MS, sequence=4).kernel("conv", MS + 10, MS + 20 * US, 2 * MS)
+    scene.op("autograd::engine::evaluate_function: ConvolutionBackward0", 3 * MS, 9 * MS, sequence=4, tid="200")
+    scene.kernel("wgrad", 8 * MS, 8 * MS + 10 * US, 9 * MS, tid="200")
+    found = [row for row in rows(lost_time, scene.capture()) if row["op"] and "Convolution" in row["op"]]
+    assert {(row["path"], row["line"], row["kind"]) for row in found} == {("model.py", 8, "host_busy")}
+    assert sum(row["lost_ns"] for row in found) == 5 * MS + 5 * US
+
+
 def test_the_longest_gap_comes_first_with_its_neighbours():
     first = rows(gaps, idle_scene().capture())[0]
     assert (first["kind"], first["before"], first["after"], first["dur_ns"]) == ("data", "k3", "k4", 4 * MS + 10 * US)

@@ -82,9 +82,10 @@ def headline(table: pa.Table, capture: Capture) -> dict[str, Any]:
 
 
 def origins(capture: Capture, found: Pieces) -> tuple[Any, Any, Any, Any, Any]:
-    """Name codes of annotation, outermost op, call, own frame and module type of each piece's host event."""
+    """Codes of annotation, outermost op, call, own frame (names) and module type of each piece's host event."""
     host = capture.host
-    annotation, op, call, own = (
-        name_of(host, at(one, found.event)) for one in (host.annotation, host.top_op, host.call, host.own)
-    )
-    return annotation, op, call, own, host.module_type(found.event)
+    annotation, op, call = (name_of(host, at(one, found.event)) for one in (host.annotation, host.top_op, host.call))
+    # The autograd thread has no python frames: the line is that of the forward operator.
+    forward = at(capture.forward, found.event)
+    here = np.where((forward >= 0) & (at(host.own, found.event) < 0), forward, found.event)
+    return annotation, op, call, name_of(host, at(host.own, here)), host.module_type(here)

@@ -21,7 +21,6 @@ import numpy as np
 
 from scripts.trace import intervals
 from scripts.trace.capture import KERNEL, OP, PYTHON, Capture, codes
-from scripts.trace.columns import at
 from scripts.trace.grouping import Groups
 from scripts.trace.views.cpu import KINDS, shapes
 from scripts.trace.views.runtime import slow_steps
@@ -217,7 +216,8 @@ def _causes(capture: Capture, rank: int, count: int) -> list[dict[str, Any]]:
         # The event of that thing which took longest in the step shows the place.
         rows = event[(things.of == thing[best]) & (step == index)]
         longest = rows[np.argmax(host.self_ns[rows])]
-        own = int(at(host.own, np.array([longest]))[0])
+        forward = capture.forward[longest]
+        own = int(host.own[longest] if host.own[longest] >= 0 or forward < 0 else host.own[forward])
         frame = host.frames[host.name[own]] if own >= 0 else None
         found.append(
             {
