@@ -484,6 +484,8 @@ def _host_sites(call: _Call) -> Sites:
 
 def _data_sites(call: _Call) -> Sites:
     """Loading, decoding, encoding, padding, tensors made from host values."""
+    if call.bare == "unsqueeze" and call.first() == "0":
+        yield "batch_of_one", {"of": call.owner}
     if call.bare in {"DataLoader", "build_dataloader", "InfiniteDataLoader"}:
         yield "dataloader", {key: call.plain.get(key) for key in LOADER_OPTIONS}
     if call.plain.get("padding") == "max_length" or call.plain.get("pad_to_max_length") is True:

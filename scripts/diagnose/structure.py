@@ -26,6 +26,7 @@ from scripts.diagnose.timeline import Timeline, build, same_file
 
 SMALL_TREE = 60  # files; in larger trees (packages) only functions that ran, and what they call, are kept
 LINES_IN_DETAIL = ("softmax_line", "product_line", "loop_line")
+SET_UP = {"dataloader", "optimizer", "setting", "sdpa_backend", "compile", "channels_last"}  # runs before any window
 STEP_KINDS = ("backward", "step")
 
 
@@ -36,7 +37,7 @@ def extract(
     missing."""
     ran = _ran(source, timeline)
     kept = _kept(source, ran)
-    sites = [s for s in source.sites if s.function == "<module>" or (s.path, s.function) in kept]
+    sites = [s for s in source.sites if s.function == "<module>" or s.kind in SET_UP or (s.path, s.function) in kept]
     functions = [
         _function(source, number, timeline, ran)
         for number, f in enumerate(source.functions)

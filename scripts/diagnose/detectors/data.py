@@ -55,7 +55,7 @@ def loader(job: Job) -> list[Finding]:
             f"data-loader time on the main thread, all of which could overlap the step: {job.wall_note(spent)}",
             "high" if in_place else "medium",
             ["config", "python"],
-            [anchor(s) for s in sites],
+            [anchor(s) for s in sites[:6]],
             [
                 evidence("data-loader wait", job.per_step_s(spent) * 1e3, "ms/step", "events: DataLoader __next__"),
                 evidence("settings", ", ".join(f"{k}={v}" for k, v in settings.items()) or "not found", "", "source"),

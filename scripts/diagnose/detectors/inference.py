@@ -192,9 +192,8 @@ def batch(job: Job) -> list[Finding]:
     floor = sum(_batched_ns(timeline, j) for i in calls for j in timeline.under(i))
     gone = max(0.0, spent - floor)
     loaders = [s for s in job.sites("dataloader") if s["detail"].get("batch_size") in (None, 1)]
-    sites = [
-        anchor(s) for s in [*job.sites("generate"), *loaders] if s["loops"] or s["kind"] == "dataloader"
-    ] or _callers(job)
+    single = [s for s in [*job.sites("generate"), *job.sites("batch_of_one")] if s["loops"]]
+    sites = [anchor(s) for s in [*single, *loaders]] or _callers(job)
     return [
         Finding(
             "batch_too_small",
