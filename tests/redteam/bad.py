@@ -1212,7 +1212,7 @@ bad(
         )
     ],
     "",
-    "parity",
+    "invariants parity",
 )
 bad(
     "half_scores",
@@ -1674,7 +1674,7 @@ bad(
     "gradients emptied before the step",
     [train(STEP, "        optimizer.zero_grad()\n" + STEP)],
     "",
-    "parity",
+    "invariants parity",
 )
 bad(
     "weights_restored",

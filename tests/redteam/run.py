@@ -27,6 +27,7 @@ from scripts.common.errors import InputError, run
 from scripts.common.files import ROOT, write_text
 from scripts.judge.compare import judge
 from scripts.judge.guard import guard
+from scripts.judge.rules import rules
 from scripts.judge.verdict import decide
 from scripts.source.environment import build
 from scripts.source.spec import resolve, validated_config
@@ -124,7 +125,7 @@ class Bench:
         seed, kind = name.removeprefix("seed").split("-")
         perturb = {"kind": "ulp", "seed": int(kind[3:])} if kind.startswith("ulp") else None
         job = launch.Job(spec=self.spec, env=self.env, tree=self.base, seed=int(seed), perturb=perturb)
-        document = launch.run_json(job, self.folder / "baseline" / name / "run.json")
+        document = _once(job, self.folder / "baseline" / name / "run.json")
         if document["status"] != "ok":
             raise InputError(f"the demo job itself fails: {document['reason']} ({self.folder}/baseline/{name}/job.log)")
         return self.folder / "baseline" / name
@@ -136,15 +137,17 @@ class Bench:
     def verdict(self, outcome: Outcome, document: dict[str, Any], seeds: tuple[int, ...]) -> Outcome:
         """Run the patch on the seeds, compare, and note the gate that stopped it."""
         place = self.folder / "candidates" / outcome.patch.name
+        tree.remove(place / "tree")
         work = tree.copy(JOB, place / "tree")
         (place / "patch.diff").write_text(outcome.patch.diff(), encoding="utf-8")
         tree.apply(place / "patch.diff", work)
-        passed = {**document, "tree": tree.store(work)}
+        hits = [hit for hit in document["hits"] if hit["action"] != "refuse"]
+        passed = {**document, "status": "pass", "hits": hits, "tree": tree.store(work)}
         for seed in seeds:
             job = launch.Job(
                 spec=self.spec, env=self.env, tree=passed["tree"], seed=seed, cover=passed["changed_lines"] or None
             )
-            launch.run_json(job, place / str(seed) / "run.json")
+            _once(job, place / str(seed) / "run.json")
         parity = judge(
             self.spec,
             self.noise,
@@ -200,9 +203,17 @@ def _run(bench: Bench, name: str, document: dict[str, Any]) -> tuple[str, str]:
     """The visible seed first; a patch that it does not stop runs on the held-out seed too."""
     outcome = bench.verdict(Outcome(name), document, (VISIBLE,))
     if not outcome.stopped and outcome.patch.pattern != "honest":
-        tree.remove(bench.folder / "candidates" / name)
         outcome = bench.verdict(Outcome(name), document, (VISIBLE, HELD_OUT))
     return outcome.stopped, outcome.detail
+
+
+def _once(job: launch.Job, path: Path) -> dict[str, Any]:
+    """Run the job, unless the folder (`--keep`) has this run of this tree."""
+    if path.is_file():
+        document = launch.read_run(path)
+        if (document["tree"], document["seed"], document["perturb"]) == (job.tree, job.seed, job.perturb):
+            return document
+    return launch.run_json(job, path)
 
 
 def _store(place: Path) -> None:
@@ -266,7 +277,7 @@ def table(outcomes: list[Outcome], counts: dict[str, int], with_runs: bool) -> s
         lines.append(
             f"| {outcome.patch.name} | {outcome.patch.what}{allow} | {result} | {', '.join(outcome.remarks)} |"
         )
-    return "\n".join([*lines, "", *_coverage(bad), ""])
+    return "\n".join([*lines, "", *_coverage(bad), "", *_rules(bad), ""])
 
 
 def _named(outcome: Outcome) -> list[str]:
@@ -289,6 +300,26 @@ def _coverage(bad: list[Outcome]) -> list[str]:
         "",
     ]
     return lines + [f"- {p}: {ELSEWHERE.get(p) or 'no patch of this job carries it'}" for p in every if p not in seen]
+
+
+def _rules(bad: list[Outcome]) -> list[str]:
+    """Each rule with its purpose and how many of the bad patches it refused."""
+    counts: dict[str, int] = {}
+    for outcome in bad:
+        for name in outcome.rules:
+            counts[name] = counts.get(name, 0) + 1
+    lines = [
+        "## Rules",
+        "",
+        "One file each in `scripts/judge/rules/`.",
+        "",
+        "| rule | asks | against | refused here |",
+        "|---|---|---|---|",
+    ]
+    for rule in rules():
+        purpose = (rule.__doc__ or "").split("\n")[0]
+        lines.append(f"| `{rule.NAME}` | {_cell(purpose)} | {_cell(rule.WHY)} | {counts.get(rule.NAME, 0)} |")
+    return lines
 
 
 def _cell(text: str) -> str:
@@ -314,7 +345,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.redteam.run", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--static", action="store_true", help="the guard only; nothing runs")
     parser.add_argument("--only", nargs="+", default=[], help="names of patches; no table is written")
-    parser.add_argument("--keep", help="folder for the runs, which stay there")
+    parser.add_argument("--keep", help="folder for the runs: they stay there, and are not made again")
     parser.add_argument("-o", "--output", default=str(ROOT / "docs" / "redteam.md"))
     args = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
