@@ -118,6 +118,30 @@ def test_the_autograd_thread_is_followed_while_the_main_thread_waits_for_it():
     assert one(cpu, capture, name="autograd::engine::evaluate_function: AddmmBackward0")["role"] == "backward"
 
 
+def test_a_closure_inside_the_optimizer_keeps_its_phases():
+    # Lightning runs forward and backward inside Optimizer.step; checkpointing runs modules inside backward.
+    scene = Scene().mark("ProfilerStep#1", 0, 10 * MS).mark("Optimizer.step#AdamW.step", 0, 10 * MS)
+    scene.frame("nn.Module: Net_0", MS, 3 * MS).op("aten::linear", MS, 2 * MS, sequence=1)
+    scene.frame("torch/_tensor.py(600): backward", 4 * MS, 7 * MS)
+    scene.frame("nn.Module: Recomputed_0", 4 * MS, 5 * MS)
+    scene.op("autograd::engine::evaluate_function: AddmmBackward0", 5 * MS, 6 * MS, sequence=1)
+    found = {row["phase"]: row["wall_ns"] for row in rows(phases, scene.capture(device=None), step=1)}
+    assert found == {"forward": 2 * MS, "backward": 3 * MS, "optimizer": 5 * MS}
+
+
+def test_without_python_frames_the_time_between_operators_of_a_phase_is_that_phase():
+    scene = Scene().mark("ProfilerStep#1", 0, 12 * MS)
+    scene.op("aten::linear", MS, 2 * MS, sequence=1).op("aten::view", 3 * MS, 4 * MS).op(
+        "aten::relu", 5 * MS, 6 * MS, sequence=2
+    )
+    scene.op("autograd::engine::evaluate_function: ReluBackward0", 8 * MS, 9 * MS, sequence=2, tid="200")
+    scene.op("autograd::engine::evaluate_function: AddmmBackward0", 9 * MS, 10 * MS, sequence=1, tid="200")
+    scene.mark("Optimizer.step#SGD.step", 10 * MS, 12 * MS)
+    found = {row["phase"]: row["wall_ns"] for row in rows(phases, scene.capture(device=None), step=1)}
+    assert found["forward"] == 5 * MS and found["optimizer"] == 2 * MS
+    assert found["forward"] + found["optimizer"] + found.get("backward", 0) + found["other"] == 12 * MS
+
+
 def test_a_backward_kernel_belongs_to_the_forward_line_and_module():
     scene = Scene().mark("ProfilerStep#1", 0, 20 * MS)
     scene.frame("train.py(12): forward", 0, 4 * MS)
