@@ -35,7 +35,7 @@ trace = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="")
 load = time.process_time() - begin
 def best(view):
     times = []
-    for _ in range(2):
+    for _ in range(int(sys.argv[2])):
         begin = time.process_time(); result = view(); times.append(time.process_time() - begin)
     return min(times), result
 temporal, table = best(lambda: trace.get_temporal_breakdown(visualize=False))
@@ -193,7 +193,9 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         trace, events = prepare(folder, options.megabytes)
         mine = run([sys.executable, __file__, "--ours", str(events)])
-        peer = run([options.hta, "-c", PEER, str(trace)]) if options.hta else None
+        peer = (
+            run([options.hta, "-c", PEER, str(trace), "1" if options.megabytes > 300 else "2"]) if options.hta else None
+        )
     result = report(mine, peer, options.megabytes)
     print(json.dumps(result))
     return 0 if result["ok"] else 1
