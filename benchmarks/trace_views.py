@@ -4,8 +4,9 @@
 
 PYTHON is the interpreter of an environment with HolisticTraceAnalysis. The trace is a real one repeated
 (`trace_build.py steps`: A100, NCCL), with three step marks left. HTA's three views run on the frame that it has loaded;
-ours read their columns from Parquet inside the measured time. Each is measured in a process of its own, the best of
-three, and both sides' numbers are compared: our HTA-compatible mode must give HTA's to the microsecond.
+ours read their columns from Parquet inside the measured time. Each side runs in a process of its own: ours the best
+of three, HTA's the better of two, or once above 300 MB. Both sides' numbers are compared: our HTA-compatible mode must
+give HTA's to the microsecond.
 """
 
 from __future__ import annotations
