@@ -55,13 +55,15 @@ rule diagnose:
 
 
 rule clean_workload:
+    log:
+        f"logs/{DEVICE}/clean_workload.log",
     """Remove the results and logs of the selected workloads on this device."""
     params:
         workloads=WORKLOADS,
         device=DEVICE,
     shell:
         "for workload in {params.workloads}; do"
-        " python -m scripts.common.clean --device {params.device} --workload $workload; done"
+        " python -m scripts.common.clean --device {params.device} --workload $workload; done > {log} 2>&1"
 
 
 onsuccess:

@@ -4,25 +4,17 @@ Inputs: spec, source, env. Outputs: baseline/checked/*/run.json, noise.json, tim
 """
 
 
-def checked_baseline(wildcards):
-    """The baseline's checked runs."""
-    return [
-        f"{W}/baseline/checked/{run}/run.json".format(**wildcards)
-        for run in baseline_runs(wildcards.workload)
-    ]
-
-
 rule baseline_run:
     """One checked run of the unmodified job, its weights nudged in the last place where the run's name says ulp."""
     input:
         spec=spec_part("job"),
-        source=W + "/source.json",
-        env=W + "/env.json",
+        source="results/{device}/{workload}/source.json",
+        env="results/{device}/{workload}/env.json",
         code=code("baseline.baseline_run"),
     output:
-        W + "/baseline/checked/{run}/run.json",
+        "results/{device}/{workload}/baseline/checked/{run}/run.json",
     log:
-        LOGS + "/baseline_run-{run}.log",
+        "logs/{device}/{workload}/baseline_run-{run}.log",
     threads: lambda wildcards: SPECS[wildcards.workload]["resources"]["cpus"]
     resources:
         gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
@@ -38,9 +30,9 @@ rule noise:
         runs=checked_baseline,
         code=code("baseline.noise"),
     output:
-        W + "/noise.json",
+        "results/{device}/{workload}/noise.json",
     log:
-        LOGS + "/noise.log",
+        "logs/{device}/{workload}/noise.log",
     shell:
         "python -m scripts.baseline.noise --spec {input.spec} {input.runs} -o {output} > {log} 2>&1"
 
@@ -49,14 +41,14 @@ rule aa:
     """The job against itself: the noise of its time. Takes the whole machine."""
     input:
         spec=spec_part("aa"),
-        source=W + "/source.json",
-        env=W + "/env.json",
+        source="results/{device}/{workload}/source.json",
+        env="results/{device}/{workload}/env.json",
         code=code("baseline.aa"),
     output:
-        document=W + "/timing/aa.json",
-        table=W + "/timing/aa.parquet",
+        document="results/{device}/{workload}/timing/aa.json",
+        table="results/{device}/{workload}/timing/aa.parquet",
     log:
-        LOGS + "/aa.log",
+        "logs/{device}/{workload}/aa.log",
     threads: ALL_CORES
     resources:
         gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],

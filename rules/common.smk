@@ -1,7 +1,5 @@
-"""What every rule file uses: the selected workloads, paths, and small input functions."""
+"""What the rules share: the selected workloads, paths, and small input functions."""
 
-import os
-import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -9,11 +7,10 @@ from snakemake.exceptions import WorkflowError
 from scripts.common.device import slug as device_slug
 from scripts.common.errors import InputError
 from scripts.common.imports import stamp as code
+from scripts.common.interpreter import prefer_own
 from scripts.source import spec as specs
 
-
-# `python` in a rule is the interpreter that runs Snakemake, whether its environment was activated or not.
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+prefer_own()
 
 try:
     CONFIG = specs.validated_config(config)
@@ -24,8 +21,8 @@ except InputError as error:
 DEVICE = device_slug(CONFIG["device"])
 WORKLOADS = sorted(SPECS)
 W = "results/{device}/{workload}"
-ROUND = W + "/{proposer}/r{round}"
-C = ROUND + "/c{candidate}"
+ROUND = "results/{device}/{workload}/{proposer}/r{round}"
+C = "results/{device}/{workload}/{proposer}/r{round}/c{candidate}"
 LOGS = "logs/{device}/{workload}"
 
 
@@ -41,7 +38,7 @@ wildcard_constraints:
 
 
 def spec_part(name):
-    """Path of the part of the specification that a group of rules reads."""
+    """Path of the part of the specification that the rules of a group read."""
     return f"{W}/spec/{name}.json"
 
 
@@ -90,7 +87,9 @@ def earlier_stack(wildcards):
     """The stack of the round before, nothing for the first round."""
     if int(wildcards.round) == 0:
         return []
-    return f"{W}/{{proposer}}/r{int(wildcards.round) - 1}/stack.json".format(**wildcards)
+    return f"{W}/{{proposer}}/r{int(wildcards.round) - 1}/stack.json".format(
+        **wildcards
+    )
 
 
 def rounds_before(wildcards):
@@ -117,6 +116,105 @@ def table(name, suffix):
     """Path of a table of this device."""
     return f"results/{DEVICE}/tables/{name}.{suffix}"
 
+
+def checked_baseline(wildcards):
+    """The baseline's checked runs."""
+    return [
+        f"{W}/baseline/checked/{run}/run.json".format(**wildcards)
+        for run in baseline_runs(wildcards.workload)
+    ]
+
+
+def checked_candidate(wildcards):
+    """A candidate's checked runs, the visible seed first."""
+    return [
+        f"{C}/checked/{seed}/run.json".format(**wildcards)
+        for seed in checked_seeds(wildcards.workload)
+    ]
+
+
+def checked_final(wildcards):
+    """The composed patch's checked runs, the visible seed first."""
+    return [
+        f"{FINAL}/checked/{seed}/run.json".format(**wildcards)
+        for seed in checked_seeds(wildcards.workload)
+    ]
+
+
+def of_round(name):
+    """An input function: the file `name` of every candidate of the round."""
+
+    def files(wildcards):
+        return [
+            f"{ROUND}/c{candidate}/{name}".format(**wildcards)
+            for candidate in candidates(wildcards.workload)
+        ]
+
+    return files
+
+
+def folders_of_round(wildcards):
+    """The candidates' folders of a round."""
+    return [
+        f"{ROUND}/c{candidate}".format(**wildcards)
+        for candidate in candidates(wildcards.workload)
+    ]
+
+
+def last_stack(wildcards):
+    """The stack of the last round."""
+    last = last_round(wildcards.workload)
+    return f"{W}/{{proposer}}/r{last}/stack.json".format(**wildcards)
+
+
+def option(flag):
+    """A params function: `flag path` where there is an earlier stack, nothing in the first round."""
+
+    def words(wildcards):
+        stack = earlier_stack(wildcards)
+        return f"{flag} {stack}" if stack else ""
+
+    return words
+
+
+def brief_of(wildcards):
+    """The brief of the round; the first round has that of the workload."""
+    folder = W if int(wildcards.round) == 0 else ROUND
+    return f"{folder}/brief.md"
+
+
+def given_files(wildcards):
+    """The patches of `file:PATH` and the answers of `replay:DIR`, whose content decides what is proposed."""
+    kind, _, place = proposers(wildcards.workload)[wildcards.proposer].partition(":")
+    place = Path(place)
+    if kind == "file" and place.is_file():
+        return [str(place)]
+    patterns = {"file": ["*.diff", "*.patch"], "replay": ["*.json"]}.get(kind, [])
+    return sorted(str(path) for pattern in patterns for path in place.glob(pattern))
+
+
+def experiments():
+    """`workload/proposer` of everything selected."""
+    return [
+        f"{workload}/{name}" for workload in WORKLOADS for name in proposers(workload)
+    ]
+
+
+def candidate_files(name):
+    """One file of every candidate of every experiment."""
+    return [
+        f"results/{DEVICE}/{workload}/{proposer}/r{round}/c{candidate}/{name}"
+        for workload in WORKLOADS
+        for proposer in proposers(workload)
+        for round in rounds(workload)
+        for candidate in candidates(workload)
+    ]
+
+
+# Read from folders, so that adding a file reruns what shows it.
+TEMPLATES = sorted(str(p) for p in Path("scripts/diagnose/templates").glob("*.j2"))
+PROMPTS = sorted(str(p) for p in Path("scripts/propose/prompts").glob("*.j2"))
+FIXES = sorted(str(p) for p in Path("scripts/propose/playbook").glob("*.py"))
 
 # A timed rule takes every core, so that nothing else of this run shares the machine with it.
 ALL_CORES = workflow.cores or 1

@@ -4,74 +4,21 @@ Inputs: a round's patches. Outputs: guard.json, parity.json, verdict.json for ea
 round; attribution and final/ for each proposer. A refused candidate has all its files, and they say so.
 """
 
-
-def checked_candidate(wildcards):
-    """A candidate's checked runs, the visible seed first."""
-    return [
-        f"{C}/checked/{seed}/run.json".format(**wildcards)
-        for seed in checked_seeds(wildcards.workload)
-    ]
-
-
-def checked_final(wildcards):
-    """The composed patch's checked runs, the visible seed first."""
-    return [
-        f"{FINAL}/checked/{seed}/run.json".format(**wildcards)
-        for seed in checked_seeds(wildcards.workload)
-    ]
-
-
-def of_round(name):
-    """An input function: the file `name` of every candidate of the round."""
-
-    def files(wildcards):
-        return [
-            f"{ROUND}/c{candidate}/{name}".format(**wildcards)
-            for candidate in candidates(wildcards.workload)
-        ]
-
-    return files
-
-
-def folders_of_round(wildcards):
-    """The candidates' folders of a round."""
-    return [
-        f"{ROUND}/c{candidate}".format(**wildcards)
-        for candidate in candidates(wildcards.workload)
-    ]
-
-
-def last_stack(wildcards):
-    """The stack of the last round."""
-    last = last_round(wildcards.workload)
-    return f"{W}/{{proposer}}/r{last}/stack.json".format(**wildcards)
-
-
-def option(flag):
-    """A params function: `flag path` where there is an earlier stack, nothing in the first round."""
-
-    def words(wildcards):
-        stack = earlier_stack(wildcards)
-        return f"{flag} {stack}" if stack else ""
-
-    return words
-
-
-FINAL = W + "/{proposer}/final"
+FINAL = "results/{device}/{workload}/{proposer}/final"
 
 
 rule guard:
     """Refuse a patch before anything of it runs."""
     input:
         spec=spec_part("judge"),
-        source=W + "/source.json",
+        source="results/{device}/{workload}/source.json",
         stack=earlier_stack,
-        patch=C + "/patch.diff",
+        patch="results/{device}/{workload}/{proposer}/r{round}/c{candidate}/patch.diff",
         code=code("judge.guard"),
     output:
-        C + "/guard.json",
+        "results/{device}/{workload}/{proposer}/r{round}/c{candidate}/guard.json",
     log:
-        LOGS + "/{proposer}/r{round}/c{candidate}/guard.log",
+        "logs/{device}/{workload}/{proposer}/r{round}/c{candidate}/guard.log",
     params:
         stack=option("--stack"),
     shell:
@@ -83,13 +30,13 @@ rule candidate_run:
     """One checked run of a patched job; whatever it does is a result."""
     input:
         spec=spec_part("judge"),
-        env=W + "/env.json",
-        guard=C + "/guard.json",
+        env="results/{device}/{workload}/env.json",
+        guard="results/{device}/{workload}/{proposer}/r{round}/c{candidate}/guard.json",
         code=code("judge.candidate_run"),
     output:
-        C + "/checked/{seed}/run.json",
+        "results/{device}/{workload}/{proposer}/r{round}/c{candidate}/checked/{seed}/run.json",
     log:
-        LOGS + "/{proposer}/r{round}/c{candidate}/checked-{seed}.log",
+        "logs/{device}/{workload}/{proposer}/r{round}/c{candidate}/checked-{seed}.log",
     threads: lambda wildcards: SPECS[wildcards.workload]["resources"]["cpus"]
     resources:
         gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
@@ -102,15 +49,15 @@ rule compare:
     """Does the patched job compute the same, on the visible and the held-out seeds?"""
     input:
         spec=spec_part("judge"),
-        noise=W + "/noise.json",
-        guard=C + "/guard.json",
+        noise="results/{device}/{workload}/noise.json",
+        guard="results/{device}/{workload}/{proposer}/r{round}/c{candidate}/guard.json",
         baseline=checked_baseline,
         candidate=checked_candidate,
         code=code("judge.compare"),
     output:
-        C + "/parity.json",
+        "results/{device}/{workload}/{proposer}/r{round}/c{candidate}/parity.json",
     log:
-        LOGS + "/{proposer}/r{round}/c{candidate}/compare.log",
+        "logs/{device}/{workload}/{proposer}/r{round}/c{candidate}/compare.log",
     shell:
         "python -m scripts.judge.compare --spec {input.spec} --noise {input.noise} --guard {input.guard}"
         " --baseline {input.baseline} --candidate {input.candidate} -o {output} > {log} 2>&1"
@@ -120,18 +67,18 @@ rule screen:
     """A few pairs of every fit candidate of a round, to choose which are confirmed; never quoted."""
     input:
         spec=spec_part("judge"),
-        source=W + "/source.json",
-        env=W + "/env.json",
+        source="results/{device}/{workload}/source.json",
+        env="results/{device}/{workload}/env.json",
         stack=earlier_stack,
-        aa=W + "/timing/aa.json",
+        aa="results/{device}/{workload}/timing/aa.json",
         guard=of_round("guard.json"),
         parity=of_round("parity.json"),
         code=code("judge.screen"),
     output:
-        document=ROUND + "/screen.json",
-        table=ROUND + "/screen.parquet",
+        document="results/{device}/{workload}/{proposer}/r{round}/screen.json",
+        table="results/{device}/{workload}/{proposer}/r{round}/screen.parquet",
     log:
-        LOGS + "/{proposer}/r{round}/screen.log",
+        "logs/{device}/{workload}/{proposer}/r{round}/screen.log",
     threads: ALL_CORES
     resources:
         gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
@@ -147,15 +94,15 @@ rule race:
     """The finalists of a round against its stack: fresh pairs, planned looks."""
     input:
         spec=spec_part("judge"),
-        source=W + "/source.json",
-        env=W + "/env.json",
-        screen=ROUND + "/screen.json",
+        source="results/{device}/{workload}/source.json",
+        env="results/{device}/{workload}/env.json",
+        screen="results/{device}/{workload}/{proposer}/r{round}/screen.json",
         code=code("judge.race"),
     output:
-        document=ROUND + "/race.json",
-        table=ROUND + "/race.parquet",
+        document="results/{device}/{workload}/{proposer}/r{round}/race.json",
+        table="results/{device}/{workload}/{proposer}/r{round}/race.parquet",
     log:
-        LOGS + "/{proposer}/r{round}/race.log",
+        "logs/{device}/{workload}/{proposer}/r{round}/race.log",
     threads: ALL_CORES
     resources:
         gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
@@ -168,16 +115,16 @@ rule verdict:
     """The verdict on a candidate, from measured files only."""
     input:
         spec=spec_part("judge"),
-        guard=C + "/guard.json",
-        parity=C + "/parity.json",
-        screen=ROUND + "/screen.json",
-        race=ROUND + "/race.json",
-        aa=W + "/timing/aa.json",
+        guard="results/{device}/{workload}/{proposer}/r{round}/c{candidate}/guard.json",
+        parity="results/{device}/{workload}/{proposer}/r{round}/c{candidate}/parity.json",
+        screen="results/{device}/{workload}/{proposer}/r{round}/screen.json",
+        race="results/{device}/{workload}/{proposer}/r{round}/race.json",
+        aa="results/{device}/{workload}/timing/aa.json",
         code=code("judge.verdict"),
     output:
-        C + "/verdict.json",
+        "results/{device}/{workload}/{proposer}/r{round}/c{candidate}/verdict.json",
     log:
-        LOGS + "/{proposer}/r{round}/c{candidate}/verdict.log",
+        "logs/{device}/{workload}/{proposer}/r{round}/c{candidate}/verdict.log",
     shell:
         "python -m scripts.judge.verdict --spec {input.spec} --guard {input.guard} --parity {input.parity}"
         " --screen {input.screen} --race {input.race} --aa {input.aa} --arm c{wildcards.candidate}"
@@ -188,17 +135,17 @@ rule stack:
     """The confirmed candidates of a round, on top of those before."""
     input:
         spec=spec_part("judge"),
-        source=W + "/source.json",
+        source="results/{device}/{workload}/source.json",
         stack=earlier_stack,
         verdicts=of_round("verdict.json"),
         proposals=of_round("proposal.json"),
         patches=of_round("patch.diff"),
         code=code("judge.stack"),
     output:
-        document=ROUND + "/stack.json",
-        patch=ROUND + "/stack.diff",
+        document="results/{device}/{workload}/{proposer}/r{round}/stack.json",
+        patch="results/{device}/{workload}/{proposer}/r{round}/stack.diff",
     log:
-        LOGS + "/{proposer}/r{round}/stack.log",
+        "logs/{device}/{workload}/{proposer}/r{round}/stack.log",
     params:
         below=option("--below"),
         candidates=folders_of_round,
@@ -212,15 +159,15 @@ rule attribution:
     """What each accepted change is worth, alone and left out; the composed patch and its series of commits."""
     input:
         spec=spec_part("judge"),
-        env=W + "/env.json",
+        env="results/{device}/{workload}/env.json",
         stack=last_stack,
         code=code("judge.attribution"),
     output:
-        document=W + "/{proposer}/attribution.json",
-        table=W + "/{proposer}/attribution.parquet",
-        patch=FINAL + "/patch.diff",
+        document="results/{device}/{workload}/{proposer}/attribution.json",
+        table="results/{device}/{workload}/{proposer}/attribution.parquet",
+        patch="results/{device}/{workload}/{proposer}/final/patch.diff",
     log:
-        LOGS + "/{proposer}/attribution.log",
+        "logs/{device}/{workload}/{proposer}/attribution.log",
     threads: ALL_CORES
     resources:
         gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
@@ -233,13 +180,13 @@ rule final_guard:
     """The guard, on the composed patch against the untouched source."""
     input:
         spec=spec_part("judge"),
-        source=W + "/source.json",
-        patch=FINAL + "/patch.diff",
+        source="results/{device}/{workload}/source.json",
+        patch="results/{device}/{workload}/{proposer}/final/patch.diff",
         code=code("judge.guard"),
     output:
-        FINAL + "/guard.json",
+        "results/{device}/{workload}/{proposer}/final/guard.json",
     log:
-        LOGS + "/{proposer}/final-guard.log",
+        "logs/{device}/{workload}/{proposer}/final-guard.log",
     shell:
         "python -m scripts.judge.guard --spec {input.spec} --source {input.source} --patch {input.patch}"
         " -o {output} > {log} 2>&1"
@@ -249,13 +196,13 @@ rule final_run:
     """One checked run with the composed patch."""
     input:
         spec=spec_part("judge"),
-        env=W + "/env.json",
-        guard=FINAL + "/guard.json",
+        env="results/{device}/{workload}/env.json",
+        guard="results/{device}/{workload}/{proposer}/final/guard.json",
         code=code("judge.candidate_run"),
     output:
-        FINAL + "/checked/{seed}/run.json",
+        "results/{device}/{workload}/{proposer}/final/checked/{seed}/run.json",
     log:
-        LOGS + "/{proposer}/final-checked-{seed}.log",
+        "logs/{device}/{workload}/{proposer}/final-checked-{seed}.log",
     threads: lambda wildcards: SPECS[wildcards.workload]["resources"]["cpus"]
     resources:
         gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
@@ -268,15 +215,15 @@ rule final_compare:
     """Parity of the composed patch with the untouched job."""
     input:
         spec=spec_part("judge"),
-        noise=W + "/noise.json",
-        guard=FINAL + "/guard.json",
+        noise="results/{device}/{workload}/noise.json",
+        guard="results/{device}/{workload}/{proposer}/final/guard.json",
         baseline=checked_baseline,
         candidate=checked_final,
         code=code("judge.compare"),
     output:
-        FINAL + "/parity.json",
+        "results/{device}/{workload}/{proposer}/final/parity.json",
     log:
-        LOGS + "/{proposer}/final-compare.log",
+        "logs/{device}/{workload}/{proposer}/final-compare.log",
     shell:
         "python -m scripts.judge.compare --spec {input.spec} --noise {input.noise} --guard {input.guard}"
         " --baseline {input.baseline} --candidate {input.candidate} -o {output} > {log} 2>&1"
@@ -286,16 +233,16 @@ rule final_race:
     """The composed patch against the untouched job, fresh: the only times that a table quotes."""
     input:
         spec=spec_part("judge"),
-        source=W + "/source.json",
-        env=W + "/env.json",
-        guard=FINAL + "/guard.json",
-        parity=FINAL + "/parity.json",
+        source="results/{device}/{workload}/source.json",
+        env="results/{device}/{workload}/env.json",
+        guard="results/{device}/{workload}/{proposer}/final/guard.json",
+        parity="results/{device}/{workload}/{proposer}/final/parity.json",
         code=code("judge.race"),
     output:
-        document=FINAL + "/race.json",
-        table=FINAL + "/race.parquet",
+        document="results/{device}/{workload}/{proposer}/final/race.json",
+        table="results/{device}/{workload}/{proposer}/final/race.parquet",
     log:
-        LOGS + "/{proposer}/final-race.log",
+        "logs/{device}/{workload}/{proposer}/final-race.log",
     threads: ALL_CORES
     resources:
         gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
@@ -308,15 +255,15 @@ rule final_verdict:
     """The verdict on the composed patch."""
     input:
         spec=spec_part("judge"),
-        guard=FINAL + "/guard.json",
-        parity=FINAL + "/parity.json",
-        race=FINAL + "/race.json",
-        aa=W + "/timing/aa.json",
+        guard="results/{device}/{workload}/{proposer}/final/guard.json",
+        parity="results/{device}/{workload}/{proposer}/final/parity.json",
+        race="results/{device}/{workload}/{proposer}/final/race.json",
+        aa="results/{device}/{workload}/timing/aa.json",
         code=code("judge.verdict"),
     output:
-        FINAL + "/verdict.json",
+        "results/{device}/{workload}/{proposer}/final/verdict.json",
     log:
-        LOGS + "/{proposer}/final-verdict.log",
+        "logs/{device}/{workload}/{proposer}/final-verdict.log",
     shell:
         "python -m scripts.judge.verdict --spec {input.spec} --guard {input.guard} --parity {input.parity}"
         " --race {input.race} --aa {input.aa} --arm final -o {output} > {log} 2>&1"

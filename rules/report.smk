@@ -3,24 +3,7 @@
 Inputs: the verdicts, races and proposals. Outputs: tables/*.csv, .md, .tex and .txt.
 """
 
-
 TABLES = ["speedups", "changes", "candidates", "noise", "costs"]
-
-
-def experiments():
-    """`workload/proposer` of everything selected."""
-    return [f"{workload}/{name}" for workload in WORKLOADS for name in proposers(workload)]
-
-
-def candidate_files(name):
-    """One file of every candidate of every experiment."""
-    return [
-        f"results/{DEVICE}/{workload}/{proposer}/r{round}/c{candidate}/{name}"
-        for workload in WORKLOADS
-        for proposer in proposers(workload)
-        for round in rounds(workload)
-        for candidate in candidates(workload)
-    ]
 
 
 rule tables:
@@ -43,10 +26,10 @@ rule tables:
             table=TABLES,
             suffix=["csv", "md", "tex", "txt"],
         ),
+    log:
+        f"logs/{DEVICE}/tables.log",
     params:
         experiments=experiments(),
         folder=f"results/{DEVICE}",
-    log:
-        f"logs/{DEVICE}/tables.log",
     shell:
         "python -m scripts.report.tables {params.folder} {params.experiments} -o {params.folder}/tables 2> {log}"

@@ -14,30 +14,32 @@ rule spec:
     input:
         code=code("source.spec"),
     output:
-        W + "/spec/{part}.json",
+        "results/{device}/{workload}/spec/{part}.json",
+    log:
+        "logs/{device}/{workload}/spec-{part}.log",
     params:
         content=lambda wildcards: json.dumps(
             specs.part(SPECS[wildcards.workload], wildcards.part), sort_keys=True
         ),
     shell:
-        "python -m scripts.source.spec {wildcards.workload} --content {params.content:q} -o {output}"
+        "python -m scripts.source.spec {wildcards.workload} --content {params.content:q} -o {output} > {log} 2>&1"
 
 
 rule source:
     """The pristine source tree, in the store under its hash."""
     input:
         spec=spec_part("source"),
-        env=W + "/env.json",
+        env="results/{device}/{workload}/env.json",
         code=code("source.source"),
     output:
-        W + "/source.json",
+        "results/{device}/{workload}/source.json",
+    log:
+        "logs/{device}/{workload}/source.log",
     params:
         # The content of a local folder; a published source is identified by its specification.
         identity=lambda wildcards: source_identity(SPECS[wildcards.workload]),
-    log:
-        LOGS + "/source.log",
     shell:
-        "python -m scripts.source.source --spec {input.spec} --env {input.env} -o {output} 2> {log}"
+        "python -m scripts.source.source --spec {input.spec} --env {input.env} -o {output} > {log} 2>&1"
 
 
 rule environment:
@@ -46,10 +48,10 @@ rule environment:
         spec=spec_part("environment"),
         code=code("source.environment"),
     output:
-        W + "/env.json",
+        "results/{device}/{workload}/env.json",
+    log:
+        "logs/{device}/{workload}/environment.log",
     params:
         identity=lambda wildcards: environment_identity(SPECS[wildcards.workload]),
-    log:
-        LOGS + "/environment.log",
     shell:
-        "python -m scripts.source.environment --spec {input.spec} -o {output} 2> {log}"
+        "python -m scripts.source.environment --spec {input.spec} -o {output} > {log} 2>&1"

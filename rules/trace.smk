@@ -8,14 +8,14 @@ rule profile:
     """One run under the profiler, in a window of steps; never a timed one."""
     input:
         spec=spec_part("profile"),
-        source=W + "/source.json",
-        env=W + "/env.json",
+        source="results/{device}/{workload}/source.json",
+        env="results/{device}/{workload}/env.json",
         code=code("trace.profile"),
     output:
-        run=W + "/trace/run.json",
-        modules=W + "/trace/modules.json",
+        run="results/{device}/{workload}/trace/run.json",
+        modules="results/{device}/{workload}/trace/modules.json",
     log:
-        LOGS + "/profile.log",
+        "logs/{device}/{workload}/profile.log",
     resources:
         gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
     shell:
@@ -26,15 +26,15 @@ rule profile:
 rule parse:
     """The raw traces as Parquet tables by event class."""
     input:
-        run=W + "/trace/run.json",
+        run="results/{device}/{workload}/trace/run.json",
         code=code("trace.parse"),
     output:
-        quality=W + "/trace/quality.json",
-    params:
-        raw=W + "/trace/raw",
-        folder=W + "/trace",
+        quality="results/{device}/{workload}/trace/quality.json",
     log:
-        LOGS + "/parse.log",
+        "logs/{device}/{workload}/parse.log",
+    params:
+        raw="results/{device}/{workload}/trace/raw",
+        folder=subpath(output.quality, parent=True),
     shell:
         "python -m scripts.trace.parse {params.raw}/*.json.gz -o {params.folder} > {log} 2>&1"
 
@@ -42,14 +42,14 @@ rule parse:
 rule summarise:
     """The views: where the time went."""
     input:
-        quality=W + "/trace/quality.json",
+        quality="results/{device}/{workload}/trace/quality.json",
         code=code("trace.summarise"),
     output:
-        views=W + "/trace/views/views.json",
-    params:
-        events=W + "/trace/events",
-        views=W + "/trace/views",
+        views="results/{device}/{workload}/trace/views/views.json",
     log:
-        LOGS + "/summarise.log",
+        "logs/{device}/{workload}/summarise.log",
+    params:
+        events="results/{device}/{workload}/trace/events",
+        views=subpath(output.views, parent=True),
     shell:
         "python -m scripts.trace.summarise {params.events} -o {params.views} > {log} 2>&1"
