@@ -30,7 +30,8 @@ def loader(job: Job) -> list[Finding]:
     share = job.share(spent)
     if share < 0.01:
         return []
-    sites = job.sites("dataloader")
+    # the loader itself rather than the functions that wrap its construction
+    sites = [s for s in job.sites("dataloader") if s["callee"] != "build_dataloader"] or job.sites("dataloader")
     settings = next((s["detail"] for s in sites if s["detail"]["shuffle"]), sites[0]["detail"] if sites else {})
     in_place = any("_SingleProcess" in job.timeline.name[i] for i in waits) or settings.get("num_workers") in (None, 0)
     missing = [
@@ -55,7 +56,7 @@ def loader(job: Job) -> list[Finding]:
             f"data-loader time on the main thread, all of which could overlap the step: {job.wall_note(spent)}",
             "high" if in_place else "medium",
             ["config", "python"],
-            [anchor(s) for s in sites[:6]],
+            [anchor(s) for s in sites[:4]],
             [
                 evidence("data-loader wait", job.per_step_s(spent) * 1e3, "ms/step", "events: DataLoader __next__"),
                 evidence("settings", ", ".join(f"{k}={v}" for k, v in settings.items()) or "not found", "", "source"),

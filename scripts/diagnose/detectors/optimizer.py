@@ -38,7 +38,7 @@ def unfused(job: Job) -> list[Finding]:
     floor = parameters * 4 * passes / BYTES_PER_S["gpu" if job.on_gpu else "cpu"] * 1e9 * max(1, timeline.steps)
     gone = max(0.0, total - min(floor, 0.5 * total))
     sites = [s for s in job.sites("optimizer") if s["detail"]["class"] == kind] or job.sites("optimizer")
-    sites = sites or [s for s in job.sites("step", in_step=True) if "optim" in s["detail"]["of"]]
+    sites = sites or [s for s in job.sites("step", in_step=True) if "optim" in s["code"]]
     foreach = any("multi_tensor" in timeline.name[i] for top in steps for i in timeline.under(top))
     return [
         Finding(
