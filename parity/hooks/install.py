@@ -10,6 +10,7 @@ import time
 from typing import Any, Callable, Dict
 
 PROCESS_START_NS = time.monotonic_ns()
+FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def arm() -> None:
@@ -47,6 +48,31 @@ def _torch(torch: Any, chosen: Any, seed: Any) -> None:
         torch.backends.cudnn.benchmark = False
     recorder._bind()
     session.install(torch, chosen, PROCESS_START_NS)
+    hide_from_dynamo(torch)
+
+
+def hide_from_dynamo(torch: Any) -> None:
+    """Mark our functions as code that dynamo leaves alone.
+
+    Under `module.compile()` dynamo looks at every frame below `Module._call_impl`, hooks included, and would compile
+    them into nothing (in a trace they return at once). Costs no import of dynamo.
+    """
+    skip = getattr(getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "skip_code", None)
+    if skip is None:
+        return
+    seen = set()
+    for name, module in list(sys.modules.items()):
+        if name != "parity" and not name.startswith("parity."):
+            continue
+        for thing in list(vars(module).values()):
+            members = vars(thing).values() if isinstance(thing, type) else [thing]
+            todo = [getattr(getattr(member, "__func__", member), "__code__", None) for member in members]
+            while todo:
+                code = todo.pop()
+                if code is not None and code not in seen and code.co_filename.startswith(FOLDER):
+                    seen.add(code)
+                    skip(code)
+                    todo += [constant for constant in code.co_consts if hasattr(constant, "co_code")]
 
 
 class AfterImport:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 import threading
 import time
 import types
@@ -95,6 +96,7 @@ class Session:
         self.owns_parameters: Any = weakref.WeakKeyDictionary()
         self.names: Dict[int, str] = {}
         self.instance_roots: Any = weakref.WeakKeyDictionary()
+        self.instance_calls: List[Call] = []
         self.module_handles: List[Any] = []
         self.windows: List[Any] = []  # profiler and structure: begin(step), end(step), close()
         self.in_backward = 0
@@ -117,6 +119,7 @@ class Session:
             self._wrap_clip(name)
         self._watch_loader()
         self._watch_generate()
+        self._watch_compile()
         register = importlib.import_module("torch.nn.modules.module")
         self.module_handles = [
             register.register_module_forward_pre_hook(self._forward_begins),
@@ -164,6 +167,41 @@ class Session:
     def _watch_loader(self) -> None:
         loader = importlib.import_module("torch.utils.data.dataloader")
         self._wrap(loader._BaseDataLoaderIter, "__next__", after=lambda call, data: self.loaded(call[0][0], data))
+
+    def _watch_compile(self) -> None:
+        """A module compiled in place has its hooks inside the trace, where they do nothing: watch it from outside."""
+        module_class = self.torch.nn.Module
+        original = getattr(module_class, "compile", None)
+        if original is None:
+            return
+        session = self
+
+        @functools.wraps(original)
+        def compile(module: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(module, *args, **kwargs)
+            compiled = getattr(module, "_compiled_call_impl", None)
+            if compiled is not None:
+                module._compiled_call_impl = session._from_outside(module, compiled)
+            return result
+
+        module_class.compile = compile
+
+    def _from_outside(self, module: Any, compiled: Any) -> Any:
+        reference = weakref.ref(module)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            owner = reference()
+            if recorder._compiling() or owner is None or (self.training and not self.module_handles):
+                return compiled(*args, **kwargs)
+            self._forward_begins(owner, args)
+            result = None
+            try:
+                result = compiled(*args, **kwargs)
+            finally:
+                self._forward_ended(owner, args, kwargs, result)
+            return result
+
+        return call
 
     def _watch_generate(self) -> None:
         """Wrap `generate` of module classes as they are defined."""
@@ -239,6 +277,8 @@ class Session:
                 window.module_begins(module, args)
             if stack[-1] is not None:
                 self.root_begins(stack[-1])
+                if self.options.mode == "timed" and not self.training and "torch._dynamo" in sys.modules:
+                    self._narrow_at_once(stack[-1])
         except Exception as error:
             recorder._recorder.fail("hook.forward", None, "%s: %s" % (type(error).__name__, error))
 
@@ -360,21 +400,27 @@ class Session:
 
     def _narrow(self, module: Any) -> None:
         """Timed runs: watch the first three root modules themselves instead of every module."""
-        if len(self.instance_roots) < 3 and module not in self.instance_roots:
-            begin, end = self._instance_hooks()
-            self.instance_roots[module] = True
-            module.register_forward_pre_hook(begin)
-            self._register_forward_hook(module.register_forward_hook, end)
+        if len(self.instance_roots) < 3 and not _compiled_in_place(module):
+            self._watch_instance(module)
         if len(self.instance_roots) >= 3 or self.marks.forwards > 16:
             self._release()
 
-    def _instance_hooks(self) -> Any:
-        calls: List[Call] = []
+    def _narrow_at_once(self, call: Call) -> None:
+        """The same before dynamo traces the first call: hooks that vanish later would make it trace again."""
+        self._release()
+        if not _compiled_in_place(call.module):
+            self._watch_instance(call.module)
+            self.instance_calls.append(call)
+            self._stack().pop()  # the instance's own hook ends this call
+
+    def _watch_instance(self, module: Any) -> None:
+        if module in self.instance_roots:
+            return
+        self.instance_roots[module] = True
+        calls = self.instance_calls
 
         def begin(module: Any, args: Any) -> None:
-            if recorder._compiling() or self.training:
-                return
-            if getattr(self.threads, "generating", 0):
+            if recorder._compiling() or self.training or getattr(self.threads, "generating", 0):
                 return
             calls.append(Call(module, "no_grad" if module.training else "evaluation"))
 
@@ -382,12 +428,12 @@ class Session:
             if recorder._compiling() or not calls:
                 return
             call = calls.pop()
-            if calls or self.training:
-                return
-            quiet(self.root_begins)(call)
-            quiet(self.root_ended)(call, (), {}, None)
+            if not calls and not self.training:
+                quiet(self.root_begins)(call)
+                quiet(self.root_ended)(call, (), {}, None)
 
-        return begin, end
+        module.register_forward_pre_hook(begin)
+        self._register_forward_hook(module.register_forward_hook, end)
 
     def _release(self) -> None:
         for handle in self.module_handles:
@@ -476,8 +522,10 @@ class Session:
 
     def step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._is_training()
-        parameters = values.parameters_of(optimizer)
         self.ledger.optimizer(optimizer)
+        if not self.checked and self.nudger is None:
+            return
+        parameters = values.parameters_of(optimizer)
         if self.nudger is not None and not self.stepped_once:
             self.nudger.nudge(parameters)
         if self._wants("update_norm") and self._index(optimizer) < MAX_OPTIMIZERS and self._room_for_copies(parameters):
@@ -633,6 +681,10 @@ class Session:
             from parity.hooks import coverage
 
             coverage.write()
+
+
+def _compiled_in_place(module: Any) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _summaries(torch: Any, output: Any) -> List[Any]:

@@ -337,3 +337,11 @@ def test_generation_counts_sequences_and_records_tokens(tmp_path):
         assert [row["dtype"] for row in outputs] == (["int64"] * 3 if mode == "checked" else [])
         if mode == "checked":
             assert [int(row["sum"]) for row in outputs] == [int(line) for line in run.stdout.split()]
+
+
+@pytest.mark.parametrize("mode", ["timed", "checked"])
+@pytest.mark.parametrize("how", ["", " inplace"])
+def test_a_compiled_model_in_inference_is_traced_once_and_every_call_is_a_step(how, mode, tmp_path):
+    run = recorded("compiled_inference" + how, tmp_path / "o", mode=mode)
+    assert run.stdout == plain("compiled_inference" + how)  # its last line counts graphs and breaks
+    assert len(run.steps()) == 30 and len(run.records("output")) == (30 if mode == "checked" else 0)
