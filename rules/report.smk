@@ -30,6 +30,6 @@ rule tables:
         f"logs/{DEVICE}/tables.log",
     params:
         experiments=experiments(),
-        folder=f"results/{DEVICE}",
+        folder=subpath(output[0], parent=True),
     shell:
-        "python -m scripts.report.tables {params.folder} {params.experiments} -o {params.folder}/tables 2> {log}"
+        "python -m scripts.report.tables {params.experiments} -o {params.folder} > {log} 2>&1"

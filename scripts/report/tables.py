@@ -224,11 +224,10 @@ def _order(path: Path) -> tuple[int, int]:
 def main(argv: list[str] | None = None) -> int:
     """Program of the rule `tables`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="results/<device>")
     parser.add_argument("experiments", nargs="+", help="workload/proposer")
-    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("-o", "--output", type=Path, required=True, help="results/<device>/tables")
     args = parser.parse_args(argv)
-    for name, rows in collect(args.folder, args.experiments).items():
+    for name, rows in collect(args.output.parent, args.experiments).items():
         columns = COLUMNS[name]
         brief = {key: columns[key] for key in BRIEF.get(name, columns)}
         for suffix, text in (("csv", to_csv(rows, columns)), ("md", to_markdown(rows, columns)), ("tex", to_latex(rows, columns)),
