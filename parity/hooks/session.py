@@ -420,7 +420,7 @@ class Session:
         calls = self.instance_calls
 
         def begin(module: Any, args: Any) -> None:
-            if recorder._compiling() or self.training or getattr(self.threads, "generating", 0):
+            if recorder._compiling() or self.training or getattr(self.threads, "generating", 0) > 0:
                 return
             calls.append(Call(module, "no_grad" if module.training else "evaluation"))
 
