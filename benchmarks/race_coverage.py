@@ -33,7 +33,7 @@ from scripts.judge.screen import screen  # noqa: E402
 from scripts.judge.session import BASE  # noqa: E402
 
 TIMINGS = ROOT.parent / "shared" / "data" / "timings" / "nanogpt_speedrun.csv"
-SETTINGS = {"alpha": 0.05, "min_effect": 0.02, "pairs": 24}
+SETTINGS: dict[str, Any] = {"alpha": 0.05, "min_effect": 0.02, "pairs": 24}
 SPREAD = 0.025  # of one run, where the sheet gives no scale: an idle machine shows 2.4 to 4.2 %
 CALM = 0.01  # of one run between stalls
 NAIVE = 1.174
@@ -192,7 +192,9 @@ def real_arms() -> dict[tuple[str, str, str], list[float]]:
     return arms
 
 
-def real_race(one: Sequence[float], two: Sequence[float], rng: np.random.Generator) -> dict[str, Any]:
+def real_race(
+    one: Sequence[float] | np.ndarray, two: Sequence[float] | np.ndarray, rng: np.random.Generator
+) -> dict[str, Any]:
     """A race whose pairs are drawn at random, without replacement, from two lists of real times."""
     first, second = rng.permutation(one), rng.permutation(two)
     pairs = min(len(first), len(second), 24)

@@ -40,7 +40,7 @@ class Estimate:
         return {**self.__dict__, "method": method}
 
 
-def estimate(log_ratios: Sequence[float], cutoff: int) -> Estimate:
+def estimate(log_ratios: Sequence[float] | np.ndarray, cutoff: int) -> Estimate:
     """Ratio and interval of paired log ratios; the interval excludes 1 exactly where the rank sum is at most `cutoff`.
 
     `cutoff` comes from `cutoff_at` or `boundaries`; -1 means that no interval exists. O(n^2) for n pairs.
