@@ -14,6 +14,9 @@ from scripts.propose.codemod import Refusal
 from scripts.propose.proposal import Answer, Attempt, Task, gain
 
 
+ELSEWHERE = 2  # the distance of an edit that touches no anchored file
+
+
 @dataclass(frozen=True)
 class Pair:
     """A finding, a fix that applies to it, and what the two are worth in the order of trial."""
@@ -50,7 +53,8 @@ def ranked(task: Task, transcript: list[dict[str, Any]]) -> list[Pair]:
 
     A finding's ceiling is shared by its fixes, so the k-th applicable fix of one finding counts for ceiling / k: the
     first fixes of the smaller findings come before the third fix of the largest. Within a finding a fix that changes
-    the lines that the finding points at comes before one that changes others.
+    the lines that the finding points at comes before one that changes others; one that changes none of the files that
+    it points at can hardly be worth its ceiling and counts for a tenth.
     """
     pairs: list[Pair] = []
     answers: dict[tuple[str, str], Any] = {}
@@ -69,6 +73,8 @@ def ranked(task: Task, transcript: list[dict[str, Any]]) -> list[Pair]:
         applicable.sort(key=lambda entry: entry[0])
         for place, (distance, name, fix, edits) in enumerate(applicable, start=1):
             worth = ((finding.get("ceiling") or {}).get("fraction") or 0.0) / place
+            if distance == ELSEWHERE:
+                worth /= 10
             entry = {"event": "fix", "finding": finding["id"], "fix": name, "applies": sorted(edits)}
             transcript.append({**entry, "distance": distance, "worth": worth})
             pairs.append(Pair(finding, name, fix, edits, worth))
@@ -77,8 +83,8 @@ def ranked(task: Task, transcript: list[dict[str, Any]]) -> list[Pair]:
 
 
 def _distance(task: Task, finding: dict[str, Any], edits: dict[str, str]) -> int:
-    """0 where an edit is within 20 lines of an anchor, 1 where it is in an anchored file, 2 elsewhere."""
-    best = 2
+    """0 where an edit is within 20 lines of an anchor, 1 where it is in an anchored file or there is no anchor, 2 elsewhere."""
+    best = ELSEWHERE if finding.get("anchors") else 1
     for anchor in finding.get("anchors") or []:
         text = edits.get(anchor.get("path") or "")
         if text is None:
