@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow.parquet as pq
 import pytest
 
@@ -103,3 +105,14 @@ def test_a_folder_without_a_trace_is_refused_before_anything_is_written(tmp_path
     with pytest.raises(InputError):
         summarise.main([str(tmp_path / "empty"), "-o", str(tmp_path / "views")])
     assert not (tmp_path / "views").exists()
+
+
+def test_the_contract_lists_every_column_and_headline_number():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    tables, document = summarise.summarise(scene().capture())
+    for name, table in tables.items():
+        row = next((line for line in text.splitlines() if line.startswith(f"| `{name}` |")), "")
+        missing = [column for column in table.column_names if column != "rank" and f"`{column}`" not in row]
+        assert not missing, f"docs/formats.md, view {name}: {missing}"
+    paragraph = text[text.index("`headline`:") :].split("\n\n")[0]
+    assert [key for key in document["headline"] if f"`{key}`" not in paragraph] == []
