@@ -14,7 +14,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Refusal(Exception):
     """A fix does not apply; the message is the missing precondition, in one line."""
 
 
-@dataclass
+@dataclass(eq=False)
 class File:
     """One editable Python file of a tree: its path in the tree, its text, its syntax and what its names mean."""
 
@@ -41,6 +41,11 @@ class File:
     text: str
     module: cst.Module
     names: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def functions(self) -> list[tuple[cst.FunctionDef, tuple[cst.CSTNode, ...]]]:
+        """Every function of the file with the classes and functions around it, found once."""
+        return list(functions(self.module))
 
     def qualified(self, node: cst.CSTNode | None) -> str | None:
         """`torch.nn.functional.softmax` for `F.softmax`, through the imports; None for what is no dotted name."""

@@ -13,7 +13,6 @@ from scripts.propose import playbook
 from scripts.propose.codemod import Refusal
 from scripts.propose.proposal import Answer, Attempt, Task, gain
 
-
 ELSEWHERE = 2  # the distance of an edit that touches no anchored file
 
 
@@ -83,7 +82,7 @@ def ranked(task: Task, transcript: list[dict[str, Any]]) -> list[Pair]:
 
 
 def _distance(task: Task, finding: dict[str, Any], edits: dict[str, str]) -> int:
-    """0 where an edit is within 20 lines of an anchor, 1 where it is in an anchored file or there is no anchor, 2 elsewhere."""
+    """0 within 20 lines of an anchor, 1 in an anchored file or where there is no anchor, `ELSEWHERE` in any other."""
     best = ELSEWHERE if finding.get("anchors") else 1
     for anchor in finding.get("anchors") or []:
         text = edits.get(anchor.get("path") or "")

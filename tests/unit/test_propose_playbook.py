@@ -406,6 +406,21 @@ def test_inference_mode_refuses(tmp_path: Path, change: tuple[str, str], why: st
     refuse(tmp_path, "inference_mode", EVALUATION.replace(*change), why)
 
 
+def test_inference_mode_leaves_frozen_layers_alone(tmp_path: Path) -> None:
+    """ultralytics' `_model_train` calls eval() on frozen norm layers while the model trains."""
+    text = """
+    import torch
+
+    class Trainer:
+        def _model_train(self):
+            self.model.train()
+            for n, m in self.model.named_modules():
+                if any(f in n for f in self.frozen):
+                    m.eval()
+    """
+    refuse(tmp_path, "inference_mode", text, "no evaluation that records gradients")
+
+
 def test_inference_mode_leaves_lightning_to_lightning(tmp_path: Path) -> None:
     text = "import lightning as L\nimport torch\n\nclass Lit(L.LightningModule):\n    def predict(self, x):\n        return self.model(x).argmax()\n"
     refuse(tmp_path, "inference_mode", text, "guarded")

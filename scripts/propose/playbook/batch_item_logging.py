@@ -27,7 +27,6 @@ from scripts.propose.codemod import (
     code,
     dotted,
     files,
-    functions,
     loads,
     module_blocks,
     number,
@@ -55,7 +54,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
     for file in files(tree, finding, spec, ".item()"):
         changes: dict[cst.CSTNode, Any] = {}
         every = list(module_blocks(file.module))
-        for function, _ in functions(file.module):
+        for function, _ in file.functions:
             every += list(blocks(function))
         for block in every:
             for change in (_norm_loop, _loss_list, _guarded):

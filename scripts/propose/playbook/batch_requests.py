@@ -21,7 +21,6 @@ from scripts.propose.codemod import (
     code,
     dotted,
     files,
-    functions,
     is_true,
     keyword,
     loads,
@@ -48,7 +47,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
     why = "no loop that calls generate() for one request at a time"
     for file in files(tree, finding, spec, ".generate("):
         every = list(module_blocks(file.module))
-        for function, _ in functions(file.module):
+        for function, _ in file.functions:
             every += list(blocks(function))
         for block in every:
             for statement in block:

@@ -27,7 +27,6 @@ from scripts.propose.codemod import (
     code,
     dotted,
     files,
-    functions,
     keyword,
     loads,
     number,
@@ -153,7 +152,7 @@ def _is_cached(function: cst.FunctionDef) -> bool:
 def _forwards(file: File) -> list[tuple[cst.FunctionDef, cst.ClassDef]]:
     return [
         (function, around[-1])
-        for function, around in functions(file.module)
+        for function, around in file.functions
         if around
         and isinstance(around[-1], cst.ClassDef)
         and function.name.value.startswith(("forward", "_forward", "__call__"))
@@ -171,7 +170,7 @@ def _cached_function(file: File) -> cst.Module | None:
         for node in walk(forward)
         if isinstance(node, cst.Call)
     }
-    for function, around in functions(file.module):
+    for function, around in file.functions:
         node = called.get(function.name.value)
         if node is None or around or function.decorators or not _builds(file, function):
             continue

@@ -47,7 +47,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
             raise Refusal(f"{path}: loader workers are started anew for each epoch and would forget what they decoded")
     why = "no data set that decodes a file by its index in __getitem__"
     for file in files(tree, finding, spec, "__getitem__"):
-        for function, around in functions(file.module):
+        for function, around in file.functions:
             if function.name.value != "__getitem__" or not around or not isinstance(around[-1], cst.ClassDef):
                 continue
             try:

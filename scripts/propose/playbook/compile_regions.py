@@ -12,7 +12,7 @@ from typing import Any
 
 import libcst as cst
 
-from scripts.propose.codemod import Refusal, code, dotted, files, functions, replaced, walk
+from scripts.propose.codemod import Refusal, code, dotted, files, replaced, walk
 from scripts.propose.compilation import compilable
 
 FINDINGS = ["compile_missed", "launch_bound", "startup_dominates"]
@@ -27,7 +27,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
     """Compile each member of a `ModuleList` in place, behind the line that makes it."""
     compilable(tree, spec)
     for file in files(tree, finding, spec, "ModuleList"):
-        for function, around in functions(file.module):
+        for function, around in file.functions:
             if function.name.value != "__init__" or not around:
                 continue
             for statement in walk(function.body):

@@ -17,7 +17,6 @@ from scripts.propose.codemod import (
     Refusal,
     code,
     files,
-    functions,
     is_true,
     keyword,
     number,
@@ -68,7 +67,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
 
 
 def _draws(file: File) -> str | None:
-    for function, around in functions(file.module):
+    for function, around in file.functions:
         if function.name.value in ("__getitem__", "__iter__") and RANDOM.search(code(function)):
             owner = around[-1].name.value if around and isinstance(around[-1], cst.ClassDef) else ""
             return f"{owner}.{function.name.value}"

@@ -23,7 +23,6 @@ from scripts.propose.codemod import (
     call,
     code,
     files,
-    functions,
     keyword,
     loads,
     module_blocks,
@@ -61,7 +60,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
         if torch is None:
             continue
         every = list(module_blocks(file.module))
-        for function, _ in functions(file.module):
+        for function, _ in file.functions:
             every += list(blocks(function))
         changes: dict[cst.CSTNode, Any] = {}
         for block in every:

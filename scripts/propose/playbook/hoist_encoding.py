@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
     why = "no encoding, element by element, of a stored text inside a function"
     everything = list(texts(tree, spec))
     for file in files(tree, finding, spec, "tensor(", "LongTensor("):
-        for function, around in functions(file.module):
+        for function, around in file.functions:
             class_ = around[-1] if around and isinstance(around[-1], cst.ClassDef) else None
             if function.name.value == "__init__" or len(around) > 1 or (around and class_ is None):
                 continue
@@ -117,23 +118,30 @@ def _comprehension(node: cst.CSTNode | None) -> cst.BaseExpression | None:
 
 def _encoder(file: File, class_: cst.ClassDef | None, name: str) -> tuple[str, cst.BaseExpression | None]:
     """(parameter, returned expression) of a one-line function, lambda or method."""
-    method = name.removeprefix("self.")
-    for function, around in functions(file.module):
-        is_method = bool(class_ and around and around[-1] is class_ and name.startswith("self."))
-        if function.name.value != method or not (is_method or (not around and "." not in name)):
+    owner = class_ if name.startswith("self.") else None
+    return _encoders(file).get((owner, name.removeprefix("self.")), ("", None))
+
+
+@lru_cache(maxsize=64)
+def _encoders(file: File) -> dict[tuple[cst.ClassDef | None, str], tuple[str, cst.BaseExpression | None]]:
+    """Functions, methods and lambdas of one parameter that return one expression: `{(class or None, name): ...}`."""
+    found: dict[tuple[cst.ClassDef | None, str], tuple[str, cst.BaseExpression | None]] = {}
+    for statement in file.module.body:
+        pair = assigned(statement)
+        if pair and isinstance(pair[1], cst.Lambda) and len(pair[1].params.params) == 1:
+            found[None, pair[0]] = (pair[1].params.params[0].name.value, pair[1].body)
+    for function, around in file.functions:
+        owner = around[-1] if around and isinstance(around[-1], cst.ClassDef) else None
+        if around and owner is None:
             continue
         lines = [s for s in function.body.body if isinstance(s, cst.SimpleStatementLine)]
         lines = [
             s for s in lines if not (isinstance(s.body[0], cst.Expr) and isinstance(s.body[0].value, cst.SimpleString))
         ]
-        parameters = [p.name.value for p in function.params.params][1 if is_method else 0 :]
+        parameters = [p.name.value for p in function.params.params][1 if owner else 0 :]
         if len(lines) == 1 and isinstance(lines[0].body[0], cst.Return) and len(parameters) == 1:
-            return parameters[0], lines[0].body[0].value
-    for statement in file.module.body:
-        pair = assigned(statement)
-        if pair and pair[0] == name and isinstance(pair[1], cst.Lambda) and len(pair[1].params.params) == 1:
-            return pair[1].params.params[0].name.value, pair[1].body
-    return "", None
+            found[owner, function.name.value] = (parameters[0], lines[0].body[0].value)
+    return found
 
 
 def _source(
@@ -172,7 +180,7 @@ def _cut_from(file: File, class_: cst.ClassDef | None, node: cst.BaseExpression)
 def _never_changes(source: str, class_: cst.ClassDef | None, file: File, everything: list[tuple[str, str]]) -> None:
     attribute = source.removeprefix("self.")
     writers = 0
-    for function, around in functions(file.module):
+    for function, around in file.functions:
         if class_ is None or not around or around[-1] is not class_:
             continue
         for node in walk(function):

@@ -21,7 +21,6 @@ from scripts.propose.codemod import (
     code,
     dotted,
     files,
-    functions,
     module_blocks,
     replaced,
     walk,
@@ -62,7 +61,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
 
 def _keeps_tensors(file: File) -> bool:
     """A module that stores tensors on itself in `forward`: inference tensors would break the next backward pass."""
-    for function, _ in functions(file.module):
+    for function, _ in file.functions:
         if function.name.value == "forward":
             for node in walk(function.body):
                 if isinstance(node, cst.AssignTarget) and (dotted(node.target) or "").startswith("self."):
@@ -72,7 +71,7 @@ def _keeps_tensors(file: File) -> bool:
 
 def _decorated(file: File, prefix: str, keeps: bool) -> dict[cst.CSTNode, Any]:
     changes: dict[cst.CSTNode, Any] = {}
-    for function, around in functions(file.module):
+    for function, around in file.functions:
         text = code(function)
         guarded = GUARDED.search(text) or any(
             GUARDED.search(code(decorator))
@@ -103,8 +102,12 @@ def _decorator(decorator: cst.Decorator) -> Any:
 
 
 def _switches(function: cst.FunctionDef) -> bool:
-    """Whether the function itself puts a model into evaluation mode and is no trainer's whole life."""
-    return any(_eval_subject(s) for block in blocks(function) for s in block) and not _trains_elsewhere(function)
+    """Whether the function puts a model into evaluation mode and calls it; freezing some layers is no evaluation."""
+    subjects = {subject for block in blocks(function) for s in block if (subject := _eval_subject(s))}
+    if not subjects or _trains_elsewhere(function):
+        return False
+    called = {code(node.func) for node in walk(function.body) if isinstance(node, cst.Call)}
+    return bool(subjects & called) or _uses_model(function)
 
 
 def _trains_elsewhere(function: cst.FunctionDef) -> bool:
@@ -143,7 +146,7 @@ def _wrapped(file: File, prefix: str, keeps: bool) -> dict[cst.CSTNode, Any]:
     """
     changes: dict[cst.CSTNode, Any] = {}
     every = list(module_blocks(file.module))
-    for function, around in functions(file.module):
+    for function, around in file.functions:
         if any(isinstance(f, cst.FunctionDef) for f in around) or GUARDED.search(
             "".join(code(d) for d in function.decorators)
         ):

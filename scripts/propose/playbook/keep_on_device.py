@@ -12,7 +12,7 @@ from typing import Any
 
 import libcst as cst
 
-from scripts.propose.codemod import Refusal, call, code, files, functions, positional, replaced, string, texts, walk
+from scripts.propose.codemod import Refusal, call, code, files, positional, replaced, string, texts, walk
 
 FINDINGS = ["weights_moved"]
 TITLE = "Keep frozen weights on the device"
@@ -31,7 +31,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
         raise Refusal("constraints.memory_growth allows no more memory")
     for file in files(tree, finding, spec, '"cpu"', "'cpu'", ".cpu()"):
         changes: dict[cst.CSTNode, Any] = {}
-        for function, _ in functions(file.module):
+        for function, _ in file.functions:
             there: set[str] = set()
             for node in walk(function.body):
                 moved = _moved(node)

@@ -28,7 +28,6 @@ from scripts.propose.codemod import (
     code,
     dotted,
     files,
-    functions,
     is_true,
     keyword,
     loads,
@@ -99,7 +98,7 @@ class Scope:
 def _rewrite(file: File) -> cst.Module | None:
     changes: dict[cst.CSTNode, Any] = {}
     why = None
-    for function, around in functions(file.module):
+    for function, around in file.functions:
         class_ = next((c for c in reversed(around) if isinstance(c, cst.ClassDef)), None)
         for block in blocks(function):
             scope = Scope(file, function, class_, block)
@@ -488,7 +487,7 @@ def _triangle_call(scope: Scope, node: cst.Call, index: int, depth: int) -> str 
 
 def _triangle_function(scope: Scope, name: str, depth: int) -> str | None:
     """A function of the same file that builds the mask in straight lines."""
-    for function, around in functions(scope.file.module):
+    for function, around in scope.file.functions:
         if function.name.value == name and not around and isinstance(function.body, cst.IndentedBlock):
             block = function.body.body
             last = block[-1]

@@ -21,7 +21,6 @@ from scripts.propose.codemod import (
     code,
     dotted,
     files,
-    functions,
     is_false,
     keyword,
     loads,
@@ -64,7 +63,7 @@ def fix(tree: Path, finding: dict[str, Any], spec: dict[str, Any]) -> dict[str, 
                 changes[node] = lambda updated: updated.with_changes(value=cst.Name("True"))
         if not changes and "transformers" in file.text:
             every = list(module_blocks(file.module))
-            for function, _ in functions(file.module):
+            for function, _ in file.functions:
                 every += list(blocks(function))
             for block in every:
                 for statement in block:
