@@ -126,6 +126,8 @@ class _Export:
 
     def named(self, ids: Any) -> Any:
         """Text numbers for ids of StringIds."""
+        if not len(self.strings):
+            return np.full(len(ids), -1, np.int32)
         known = (ids >= 0) & (ids < len(self.strings))
         return np.where(known, self.strings[np.where(known, ids, 0)], -1).astype(np.int32)
 
@@ -239,7 +241,7 @@ def _read_calls(export: _Export, table: str) -> None:
         names = (
             np.where(known, renamed[places], -1).astype(np.int32) if len(renamed) else np.full(len(ids), -1, np.int32)
         )
-        low = known & driver[places] if len(driver) else known
+        low = known & driver[places] if len(driver) else np.zeros(len(ids), np.bool_)
         category = np.where(low, export.text("cuda_driver"), export.text("cuda_runtime")).astype(np.int32)
         tids = batch["globalTid"] if batch["globalTid"] is not None else np.zeros(len(ids), np.int64)
         pid, tid = export.process_and_thread(tids)
@@ -310,7 +312,7 @@ def enclosing(tracks: Any, starts: Any, ends: Any, call_tracks: Any, call_times:
         tracks[by_range], starts[by_range], ends[by_range], call_tracks[by_call], call_times[by_call], found
     )
     result = np.full(len(call_tracks), -1, np.int64)
-    result[by_call] = np.where(found >= 0, by_range[found], -1)
+    result[by_call] = np.append(by_range, -1)[found]
     return result
 
 

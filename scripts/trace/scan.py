@@ -674,7 +674,9 @@ def nanoseconds(buf, i, j):
         scale -= 1
     if scale < 0:
         if scale < -18:
-            return True, 0, mantissa > 0
+            up = scale == -19 and (mantissa > 5 * 10**18 or (mantissa == 5 * 10**18 and (half > 0 or rest)))
+            time = 1 if up else 0
+            return True, -time if negative else time, mantissa > 0
         power = 1
         for _ in range(-scale):
             power *= 10

@@ -69,7 +69,7 @@ def compare(path: Path, folder: Path, *, every: int = 1) -> Result:
             continue
         if not rows:
             continue
-        picked = table.take(range(0, len(rows), every)) if every > 1 else table
+        picked = table.take(list(range(0, len(rows), every))) if every > 1 else table
         columns = {name: picked[name].to_pylist() for name in picked.column_names}
         for place, (_, event) in enumerate(rows[::every]):
             row = {name: column[place] for name, column in columns.items()}
