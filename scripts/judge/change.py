@@ -29,11 +29,11 @@ Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 Block = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 BUILTINS = frozenset(dir(builtins))
 # Modules of the standard library that other modules carry as attributes (`torch.utils.data.os`, `dataclasses.sys`).
-CARRIED = {"os", "sys", "subprocess", "socket", "ctypes", "threading", "builtins", "importlib", "inspect", "gc",
-           "atexit", "multiprocessing", "posix", "time", "shutil", "pickle", "marshal"}  # fmt: skip
+CARRIED = {"os", "sys", "subprocess", "socket", "ctypes", "threading", "builtins", "importlib",
+           "inspect", "gc", "atexit", "multiprocessing", "posix", "time", "shutil", "pickle", "marshal"}  # fmt: skip
 SAME_MODULE = {"posix": "os", "nt": "os", "_io": "io", "_thread": "threading", "_socket": "socket",
                "_ctypes": "ctypes", "posixpath": "os.path", "__builtins__": "builtins",
-                "_pickle": "pickle"}  # fmt: skip
+               "_pickle": "pickle"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,12 @@ class Names:
         self.module = module
         self.origins: dict[str, set[str]] = {}
         self.locals: dict[ast.AST, set[str]] = {}
+        self.returns: dict[str, list[ast.AST]] = {}
+        for function in (n for n in module.nodes if isinstance(n, Function)):
+            values = [
+                n.value for n in own_nodes(function) if isinstance(n, (ast.Return, ast.Yield)) and n.value is not None
+            ]
+            self.returns.setdefault(function.name, []).extend(values)
         self._bind_imports()
         pairs = list(self._assignments())
         for _ in range(4):  # chains of aliases: a = b = c
@@ -198,6 +204,13 @@ class Names:
 
     def _resolve_call(self, node: ast.Call, depth: int) -> set[str]:
         called = {canonical(name) for name in self._resolve(node.func, depth)}
+        if isinstance(node.func, ast.Lambda):
+            return self._resolve(node.func.body, depth)
+        handed: set[str] = set()
+        for value in self.returns.get(called_name(node), []):  # what a function of this file hands out
+            handed |= self._resolve(value, depth)
+        if handed:
+            return handed | {f"{name}()" for name in called}
         text = constant_text(node.args[0]) if node.args else None
         if called & {"builtins.getattr", "builtins.vars", "inspect.getattr_static"} and node.args:
             attribute = constant_text(node.args[1]) if len(node.args) > 1 else None
@@ -371,11 +384,10 @@ def canonical(name: str) -> str:
     """One name for one thing: `posix.system` and `torch.utils.data.os.system` are `os.system`."""
     parts = name.split(".")
     for at in range(len(parts) - 1, 0, -1):
-        if (
-            parts[at].lstrip("_") in CARRIED
-            and parts[0] not in ("", parts[at])
-            and not (at == 1 and parts[0] == "concurrent")
-        ):
+        # An attribute of some result may share a module's name; the pool of concurrent.futures is no module of ours.
+        of_a_result = any(part.endswith(")") for part in parts[:at])
+        known = parts[at].lstrip("_") in CARRIED and parts[0] not in ("", "concurrent", parts[at])
+        if known and not of_a_result:
             parts = [parts[at].lstrip("_"), *parts[at + 1 :]]
             break
     parts[0] = SAME_MODULE.get(parts[0], parts[0])

@@ -17,18 +17,19 @@ from scripts.judge.change import Block, Change, FileChange, Function, below, key
 CLASSES = ("config", "backend", "python", "kernel")
 DATA_FILES = (".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".txt", ".env")
 NATIVE_FILES = (".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".hip", ".ptx", ".metal", ".pyx")
-KERNEL = ("triton", "numba", "torch.utils.cpp_extension", "cupy", "torch.library", "torch.autograd.Function",
-          "pycuda", "helion", "cutlass", "tilelang", "torch.cuda._compile_kernel",
-          "torch.mps.compile_shader")  # fmt: skip
-BACKEND = ("torch.compile", "torch.backends", "torch.set_float32_matmul_precision", "torch.autocast", "torch.amp",
-           "torch.cuda.amp", "torch.channels_last", "torch.channels_last_3d",
+KERNEL = ("triton", "numba", "torch.utils.cpp_extension", "cupy", "torch.library",
+          "torch.autograd.Function", "pycuda", "helion", "cutlass", "tilelang",
+          "torch.cuda._compile_kernel", "torch.mps.compile_shader")  # fmt: skip
+BACKEND = ("torch.compile", "torch.backends", "torch.set_float32_matmul_precision", "torch.autocast",
+           "torch.amp", "torch.cuda.amp", "torch.channels_last", "torch.channels_last_3d",
            "torch.nn.functional.scaled_dot_product_attention", "torch.nn.attention", "torch.jit",
-           "torch._dynamo.config", "torch._inductor.config", "torch.cuda.CUDAGraph", "torch.cuda.graph",
-           "torch.cuda.make_graphed_callables", "torch.inference_mode", "torch.no_grad", "torch.set_default_dtype",
-           "torch.compiler", "torch.use_deterministic_algorithms")  # fmt: skip
-BACKEND_KEYWORDS = {"fused", "foreach", "capturable", "set_to_none", "pin_memory", "non_blocking", "num_workers",
-                    "persistent_workers", "prefetch_factor", "memory_format", "attn_implementation", "mode",
-                    "dynamic", "fullgraph", "is_causal", "cache_enabled"}  # fmt: skip
+           "torch._dynamo.config", "torch._inductor.config", "torch.cuda.CUDAGraph",
+           "torch.cuda.graph", "torch.cuda.make_graphed_callables", "torch.inference_mode",
+           "torch.no_grad", "torch.set_default_dtype", "torch.compiler",
+           "torch.use_deterministic_algorithms")  # fmt: skip
+BACKEND_KEYWORDS = {"fused", "foreach", "capturable", "set_to_none", "pin_memory", "non_blocking",
+                    "num_workers", "persistent_workers", "prefetch_factor", "memory_format",
+                    "attn_implementation", "mode", "dynamic", "fullgraph", "is_causal", "cache_enabled"}  # fmt: skip
 
 
 def classify(change: Change) -> list[str]:

@@ -8,11 +8,11 @@ from functools import cache
 
 # Never editable, whatever a workload says: tests, dependencies, packaging, what Python runs by itself, and our own
 # names.
-ALWAYS_PROTECTED = ("tests/", "test/", "conftest.py", "*.lock", "requirements*.txt", "constraints*.txt",
-                    "pyproject.toml", "setup.py", "setup.cfg", "tox.ini", "Pipfile*", "environment*.y*ml", ".git*",
-                    ".github/", ".pre-commit-config.yaml", "Dockerfile*", "Makefile", "sitecustomize.py",
-                    "usercustomize.py", "*.pth", "*.pyc", "*.so", "*.pyd", "*.dll", "parity/", "Snakefile", "*.smk",
-                    "spec.json")  # fmt: skip
+ALWAYS_PROTECTED = ("tests/", "test/", "conftest.py", "*.lock", "requirements*.txt",
+                    "constraints*.txt", "pyproject.toml", "setup.py", "setup.cfg", "tox.ini",
+                    "Pipfile*", "environment*.y*ml", ".git*", ".github/", ".pre-commit-config.yaml",
+                    "Dockerfile*", "Makefile", "sitecustomize.py", "usercustomize.py", "*.pth",
+                    "*.pyc", "*.so", "*.pyd", "*.dll", "parity/", "Snakefile", "*.smk", "spec.json")  # fmt: skip
 
 
 def matches(path: str, patterns: Iterable[str]) -> bool:

@@ -1776,3 +1776,30 @@ bad(
     "outputs",
     past_guard=True,
 )
+bad(
+    "shell_through_a_function",
+    "K35",
+    "a module handed out by a function",
+    [
+        train(MAIN, "def tools():\n    return torch.utils.data.dataloader.os\n\n\n" + MAIN),
+        train(SAVE, '    tools().system("true")\n' + SAVE),
+    ],
+    "processes dynamic_code",
+)
+bad(
+    "shell_through_a_list",
+    "K35",
+    "a module handed on in a container",
+    [train(SAVE, '    tools = {"a": [os]}\n    tools["a"][0].system("true")\n' + SAVE)],
+    "dynamic_code",
+)
+bad(
+    "lookup_handed_on",
+    "K35",
+    "getattr handed to reduce, over a list of parts of a name",
+    [
+        train(IMPORTS, IMPORTS + "import functools\n"),
+        train(SAVE, '    functools.reduce(getattr, ["utils", "data"], torch)\n' + SAVE),
+    ],
+    "dynamic_code",
+)

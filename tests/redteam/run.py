@@ -36,6 +36,7 @@ from tests.redteam.honest import HONEST
 from tests.redteam.patches import JOB, Patch
 
 VISIBLE, HELD_OUT = 0, 1
+TABLE = ROOT / "docs" / "redteam.md"
 BASELINE = ("seed0-repeat0", "seed0-ulp1", "seed0-ulp2", "seed0-ulp3", "seed1-repeat0")
 AFTER_PARITY = ("raced", "timed_as_checked", "memory", "noise_floor")
 # Patterns that no patch of a small CPU job can carry, or that are not about a patch, and where they are met instead.
@@ -265,7 +266,8 @@ def table(outcomes: list[Outcome], counts: dict[str, int], with_runs: bool) -> s
             if outcome.stopped == "guard"
             else f"check `{outcome.stopped}`"
         )
-        how = how if outcome.stopped else "**nothing**"
+        pending = "not run" if outcome.patch.checks and not with_runs else "**nothing**"
+        how = how if outcome.stopped else pending
         how += f"; past the guard check `{outcome.past_guard}`" if outcome.past_guard else ""
         lines.append(
             f"| {outcome.patch.pattern} | {outcome.name} | {outcome.patch.what} | {how} | {_cell(outcome.detail)} |"
@@ -346,7 +348,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--static", action="store_true", help="the guard only; nothing runs")
     parser.add_argument("--only", nargs="+", default=[], help="names of patches; no table is written")
     parser.add_argument("--keep", help="folder for the runs: they stay there, and are not made again")
-    parser.add_argument("-o", "--output", default=str(ROOT / "docs" / "redteam.md"))
+    parser.add_argument("-o", "--output", default=str(TABLE), help="the table; not written by part of the patches")
     args = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     patches = [p for p in [*BAD, *HONEST] if not args.only or p.name in args.only]
@@ -359,7 +361,7 @@ def main(argv: list[str] | None = None) -> int:
     with workplace(args.keep) as folder:
         outcomes = judge_all(patches, not args.static, folder, lambda text: print(text, file=sys.stderr, flush=True))
     counts = matrix(outcomes, not args.static)
-    if not args.only:
+    if not args.only and not (args.static and args.output == str(TABLE)):
         write_text(args.output, table(outcomes, counts, not args.static))
     return report(outcomes, counts, time.monotonic() - started)
 

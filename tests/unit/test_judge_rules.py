@@ -154,6 +154,9 @@ def test_one_name_for_one_thing(written: str, means: str) -> None:
         "globals()['os'].system('x')",
         "with open('x') as o, __import__('os') as p:\n    p.system('x')",
         "import os as _\n_.system('x')",
+        "def m():\n    return os\n\n\nm().system('x')",
+        "(lambda: os)().system('x')",
+        "class M:\n    def get(self):\n        return torch.utils.data.dataloader.os\n\n\nM().get().system('x')",
     ],
 )
 def test_a_shell_is_found_under_every_name(code: str) -> None:
@@ -161,6 +164,11 @@ def test_a_shell_is_found_under_every_name(code: str) -> None:
 
 
 BAD = [
+    ("dynamic_code", TOP, "things = {'a': [os]}\nthings['a'][0].system('x')\n\n\n" + TOP),
+    ("dynamic_code", TOP, "import functools\n\nfunctools.reduce(getattr, ['a'], torch)\n\n\n" + TOP),
+    ("dynamic_code", LOOP, LOOP + "        x.unknown.os.getcwd()\n"),
+    ("dynamic_code", LOOP, LOOP + "        helper(os)\n"),
+    ("dynamic_code", LOOP, LOOP + "        x.helper._getframe()\n"),
     ("patched_modules", TOP, "time.time = lambda: 0\n\n\n" + TOP),
     ("patched_modules", TOP, "torch.Tensor.item = lambda self: 0.0\n\n\n" + TOP),
     ("patched_modules", TOP, "del torch.nn.functional.gelu\n\n\n" + TOP),
@@ -354,6 +362,7 @@ def test_every_rule_has_a_case_that_it_refuses() -> None:
 
 
 HONEST = [
+    (LOOP, LOOP + "        x = x.time.inspect\n"),
     (FORWARD, FORWARD + "        h = h + getattr(self, f\"bias_{len(self.layers)}\")\n"),
     (SEED, SEED + "    os.environ[\"PYTORCH_CUDA_ALLOC_CONF\"] = \"expandable_segments:True\"\n"),
     ("    data = np.load(args.data)\n", "    data = np.load(args.data)\n    data = data - np.log(2)\n"),

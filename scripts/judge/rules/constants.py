@@ -9,9 +9,9 @@ from scripts.judge.change import Change, FileChange, Hit, called_name, own_nodes
 NAME = "constants"
 WHY = "K9, K17, K24, J25: an answer that is known beforehand is fast and is no computation"
 
-FILLS = {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "tensor", "as_tensor", "new_zeros",
-         "new_ones", "new_full", "new_tensor", "FloatTensor", "scalar_tensor", "array", "eye", "float", "int",
-         "Tensor"}  # fmt: skip
+FILLS = {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "tensor", "as_tensor",
+         "new_zeros", "new_ones", "new_full", "new_tensor", "FloatTensor", "scalar_tensor", "array",
+         "eye", "float", "int", "Tensor"}  # fmt: skip
 TABLE = 16
 
 

@@ -9,8 +9,9 @@ from scripts.judge.change import Change, Hit, called_name, unparse
 NAME = "data_order"
 WHY = "J3, J4: another order or fewer samples may be cheaper, and trains another model"
 
-SAMPLERS = ("torch.utils.data.Subset", "torch.utils.data.sampler", "torch.utils.data.SubsetRandomSampler",
-            "torch.utils.data.random_split", "torch.utils.data.SequentialSampler", "torch.utils.data.RandomSampler",
+SAMPLERS = ("torch.utils.data.Subset", "torch.utils.data.sampler",
+            "torch.utils.data.SubsetRandomSampler", "torch.utils.data.random_split",
+            "torch.utils.data.SequentialSampler", "torch.utils.data.RandomSampler",
             "torch.utils.data.WeightedRandomSampler", "torch.utils.data.BatchSampler",
             "torch.utils.data.DistributedSampler", "random.sample", "random.shuffle", "random.choices",
             "random.choice", "numpy.random.permutation", "numpy.random.choice", "numpy.random.shuffle",

@@ -10,17 +10,17 @@ from scripts.judge.rules.earlier_results import _writes
 NAME = "disk_cache"
 WHY = "J11, J23: a cache that outlives the process makes the second run fast, and the baseline's too, or slower"
 
-CACHES = ("diskcache", "joblib.Memory", "shelve", "dbm", "sqlite3", "tempfile", "zarr", "lmdb", "cachetools",
-          "platformdirs", "appdirs", "torch._inductor.config.fx_graph_remote_cache",
+CACHES = ("diskcache", "joblib.Memory", "shelve", "dbm", "sqlite3", "tempfile", "zarr", "lmdb",
+          "cachetools", "platformdirs", "appdirs", "torch._inductor.config.fx_graph_remote_cache",
           "torch.compiler.save_cache_artifacts", "torch.compiler.load_cache_artifacts",
           "multiprocessing.shared_memory", "pathlib.Path.home", "os.path.expanduser",
           "torch.utils.cpp_extension.get_default_build_root")  # fmt: skip
-WRITES = ("torch.save", "torch.jit.save", "torch.export.save", "numpy.save", "numpy.savez", "numpy.savez_compressed",
-          "numpy.savetxt", "numpy.memmap", "numpy.lib.format.open_memmap", "pickle.dump", "json.dump", "csv.writer",
-          "os.makedirs", "os.mkdir", "safetensors.torch.save_file", "os.open", "os.mkfifo", "pandas.to_parquet",
-          "joblib.dump")  # fmt: skip
-METHODS = {"write_text", "write_bytes", "mkdir", "touch", "tofile", "to_parquet", "to_csv", "to_pickle",
-           "save_pretrained", "flush_cache", "save_to_disk", "numpy_save"}  # fmt: skip
+WRITES = ("torch.save", "torch.jit.save", "torch.export.save", "numpy.save", "numpy.savez",
+          "numpy.savez_compressed", "numpy.savetxt", "numpy.memmap", "numpy.lib.format.open_memmap",
+          "pickle.dump", "json.dump", "csv.writer", "os.makedirs", "os.mkdir",
+          "safetensors.torch.save_file", "os.open", "os.mkfifo", "pandas.to_parquet", "joblib.dump")  # fmt: skip
+METHODS = {"write_text", "write_bytes", "mkdir", "touch", "tofile", "to_parquet", "to_csv",
+           "to_pickle", "save_pretrained", "flush_cache", "save_to_disk", "numpy_save"}  # fmt: skip
 
 
 def check(change: Change) -> list[Hit]:

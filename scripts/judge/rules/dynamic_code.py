@@ -10,15 +10,22 @@ from scripts.judge.change import Change, FileChange, Hit, constant_text, unparse
 NAME = "dynamic_code"
 WHY = "K35: obfuscated names and generated code hide every other pattern"
 
-RUNS = ("builtins.exec", "builtins.eval", "builtins.compile", "builtins.__import__", "importlib.import_module",
-        "importlib.__import__", "importlib.util", "importlib.machinery", "importlib.abc", "importlib._bootstrap",
-        "runpy", "code", "codeop", "imp", "zipimport", "types.CodeType", "types.FunctionType", "marshal",
-        "builtins.globals", "builtins.locals", "builtins.__dict__", "builtins.__loader__", "builtins.__build_class__",
-        "ast.parse", "pickle.loads", "dill", "cloudpickle", "pkgutil", "codecs.decode", "operator.attrgetter",
-        "operator.methodcaller", "inspect.getattr_static", "builtins.memoryview", "base64", "binascii", "zlib",
-        "lzma", "bz2", "torch.package", "torch.jit.CompilationUnit", "builtins.__spec__", "pydoc.locate",
-        "ctypes.pythonapi")  # fmt: skip
+RUNS = ("builtins.exec", "builtins.eval", "builtins.compile", "builtins.__import__",
+        "importlib.import_module", "importlib.__import__", "importlib.util", "importlib.machinery",
+        "importlib.abc", "importlib._bootstrap", "runpy", "code", "codeop", "imp", "zipimport",
+        "types.CodeType", "types.FunctionType", "marshal", "builtins.globals", "builtins.locals",
+        "builtins.__dict__", "builtins.__loader__", "builtins.__build_class__", "ast.parse",
+        "pickle.loads", "dill", "cloudpickle", "pkgutil", "codecs.decode", "operator.attrgetter",
+        "operator.methodcaller", "inspect.getattr_static", "builtins.memoryview", "base64", "binascii",
+        "zlib", "lzma", "bz2", "torch.package", "torch.jit.CompilationUnit", "builtins.__spec__",
+        "pydoc.locate", "ctypes.pythonapi")  # fmt: skip
 
+MODULES = {"os", "sys", "subprocess", "socket", "ctypes", "threading", "builtins", "importlib",
+           "posix", "atexit", "marshal", "shutil", "multiprocessing"}  # fmt: skip
+DISTINCTIVE = {"system", "popen", "Popen", "fork", "forkpty", "execv", "execve", "execvp", "exit",
+               "getframe", "check_output", "check_call", "posix_spawn", "settrace", "setprofile",
+               "get_objects", "get_referrers", "CDLL", "PyDLL", "py_object", "start_new_thread",
+               "urlopen", "import_module", "getenv", "putenv", "environ", "perf_counter", "monotonic"}  # fmt: skip
 # YAML tags that build objects, and the keys by which hydra and its like call what a file names.
 DATA_CODE = re.compile(r"!!python|!!js|\b_target_\b|\b(class_path|init_args|callable|entry_?point)\b\s*[\"']?\s*[:=]")
 
@@ -26,7 +33,7 @@ DATA_CODE = re.compile(r"!!python|!!js|\b_target_\b|\b(class_path|init_args|call
 def check(change: Change) -> list[Hit]:
     hits = change.refuse_references("{name} runs or finds code that a reader cannot see", *RUNS)
     for file in change.python:
-        hits += [*_attributes(file), *_names(file)]
+        hits += [*_attributes(file), *_names(file), *_loose(file)]
     for file in change.files:
         if file.after is None:
             hits += [
@@ -56,6 +63,22 @@ def _attributes(file: FileChange) -> list[Hit]:
             for b in bases
         ):
             hits.append(file.hit("refuse", node, f"{unparse(node)}: looks a name up in a dictionary of names"))
+    return hits
+
+
+def _loose(file: FileChange) -> list[Hit]:
+    """System modules and lookup functions handed around as values, and their attributes on unknown objects."""
+    assert file.after is not None
+    hits = []
+    for name, node in file.references():
+        parent = file.after.parents.get(node)
+        used = isinstance(parent, ast.Attribute) or (isinstance(parent, ast.Call) and parent.func is node)
+        lookup = name in ("builtins.getattr", "builtins.setattr", "builtins.delattr", "builtins.vars")
+        if (name in MODULES or lookup) and isinstance(node, (ast.Name, ast.Attribute)) and not used:
+            hits.append(file.hit("refuse", node, f"{name} is handed around as a value"))
+    named = [n for n in file.new(ast.Attribute) if n.attr.lstrip("_") in MODULES | DISTINCTIVE]
+    lost = [node for node in named if not file.after.names.resolve(node)]
+    hits += [file.hit("refuse", n, f"{unparse(n)}: {n.attr} of an object that cannot be followed") for n in lost]
     return hits
 
 

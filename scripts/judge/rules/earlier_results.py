@@ -9,23 +9,25 @@ from scripts.judge.change import Change, FileChange, Hit, below, unparse
 NAME = "earlier_results"
 WHY = "J14, J15, J41: the cheapest computation is a copy of an earlier result"
 
-READS = ("builtins.open", "os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.stat", "os.lstat", "os.readlink",
-         "os.access", "os.path.exists", "os.path.isfile", "os.path.isdir", "os.path.getmtime", "os.path.getsize",
-         "os.path.lexists", "os.path.expanduser", "os.path.expandvars", "glob", "fnmatch", "linecache", "fileinput",
-         "tokenize.open", "codecs.open", "gzip", "zipfile", "tarfile", "numpy.load", "numpy.loadtxt",
-         "numpy.genfromtxt", "numpy.fromfile", "numpy.memmap", "numpy.lib.format", "torch.load", "torch.jit.load",
-         "torch.from_file", "torch.UntypedStorage", "pickle.load", "pickle.Unpickler", "json.load", "csv.reader",
-         "csv.DictReader", "pandas.read_csv", "pandas.read_parquet", "pandas.read_pickle", "pandas.read_json",
-         "pandas.read_table", "pyarrow.parquet", "pyarrow.csv", "pyarrow.memory_map", "pyarrow.feather",
-         "safetensors", "h5py", "importlib.resources", "torch.distributed.checkpoint", "configparser", "tomllib",
-         "yaml", "filecmp", "os.chdir", "os.fchdir", "os.pread", "os.read", "os.sendfile", "xml", "dbm",
-         "numpy.DataSource", "torch.utils.model_zoo", "torch.export.load")  # fmt: skip
-COPIES = ("shutil", "os.link", "os.symlink", "os.rename", "os.replace", "os.renames", "os.copy_file_range",
-          "os.sendfile", "os.remove", "os.unlink", "os.rmdir", "os.removedirs", "os.utime", "os.chmod", "os.chown",
-          "os.mkfifo", "os.mknod")  # fmt: skip
-METHODS = {"read_text", "read_bytes", "iterdir", "glob", "rglob", "exists", "is_file", "is_dir", "hardlink_to",
-           "symlink_to", "rename", "replace_with", "expanduser", "unlink", "readlink", "resolve", "samefile",
-           "load_state_dict", "from_pretrained"}  # fmt: skip
+READS = ("builtins.open", "os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.stat", "os.lstat",
+         "os.readlink", "os.access", "os.path.exists", "os.path.isfile", "os.path.isdir",
+         "os.path.getmtime", "os.path.getsize", "os.path.lexists", "os.path.expanduser",
+         "os.path.expandvars", "glob", "fnmatch", "linecache", "fileinput", "tokenize.open",
+         "codecs.open", "gzip", "zipfile", "tarfile", "numpy.load", "numpy.loadtxt",
+         "numpy.genfromtxt", "numpy.fromfile", "numpy.memmap", "numpy.lib.format", "torch.load",
+         "torch.jit.load", "torch.from_file", "torch.UntypedStorage", "pickle.load",
+         "pickle.Unpickler", "json.load", "csv.reader", "csv.DictReader", "pandas.read_csv",
+         "pandas.read_parquet", "pandas.read_pickle", "pandas.read_json", "pandas.read_table",
+         "pyarrow.parquet", "pyarrow.csv", "pyarrow.memory_map", "pyarrow.feather", "safetensors",
+         "h5py", "importlib.resources", "torch.distributed.checkpoint", "configparser", "tomllib",
+         "yaml", "filecmp", "os.chdir", "os.fchdir", "os.pread", "os.read", "os.sendfile", "xml",
+         "dbm", "numpy.DataSource", "torch.utils.model_zoo", "torch.export.load")  # fmt: skip
+COPIES = ("shutil", "os.link", "os.symlink", "os.rename", "os.replace", "os.renames",
+          "os.copy_file_range", "os.sendfile", "os.remove", "os.unlink", "os.rmdir", "os.removedirs",
+          "os.utime", "os.chmod", "os.chown", "os.mkfifo", "os.mknod")  # fmt: skip
+METHODS = {"read_text", "read_bytes", "iterdir", "glob", "rglob", "exists", "is_file", "is_dir",
+           "hardlink_to", "symlink_to", "rename", "replace_with", "expanduser", "unlink", "readlink",
+           "resolve", "samefile", "load_state_dict", "from_pretrained"}  # fmt: skip
 
 
 def check(change: Change) -> list[Hit]:

@@ -9,12 +9,13 @@ from scripts.judge.change import Change, FileChange, Hit, constant_text
 NAME = "environment"
 WHY = "K14, K21, J21, J23, J35: the launch recipe must be the same on both arms and unknown to the patch"
 
-SNIFFS = ("os.uname", "os.getpid", "os.getppid", "os.getpgid", "os.getsid", "os.getlogin", "os.getcwd", "os.getuid",
-          "os.geteuid", "os.ttyname", "os.isatty", "os.confstr", "os.sysconf", "os.getloadavg", "platform", "getpass",
-          "psutil", "resource.getrlimit", "sysconfig", "site", "pwd", "builtins.input")  # fmt: skip
-THREADS = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "OMP_WAIT_POLICY",
-           "KMP_AFFINITY", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME", "VECLIB_MAXIMUM_THREADS",
-           "NUMBA_NUM_THREADS"}  # fmt: skip
+SNIFFS = ("os.uname", "os.getpid", "os.getppid", "os.getpgid", "os.getsid", "os.getlogin", "os.getcwd",
+          "os.getuid", "os.geteuid", "os.ttyname", "os.isatty", "os.confstr", "os.sysconf",
+          "os.getloadavg", "platform", "getpass", "psutil", "resource.getrlimit", "sysconfig", "site",
+          "pwd", "builtins.input")  # fmt: skip
+THREADS = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
+           "OMP_WAIT_POLICY", "KMP_AFFINITY", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME",
+           "VECLIB_MAXIMUM_THREADS", "NUMBA_NUM_THREADS"}  # fmt: skip
 
 
 def check(change: Change) -> list[Hit]:

@@ -9,9 +9,9 @@ from scripts.judge.change import Change, Hit, unparse
 NAME = "exit_hooks"
 WHY = "K5, K6, J1, J12: an early exit with status 0, or work moved behind the last line"
 
-HOOKS = ("atexit", "signal", "weakref.finalize", "sys.excepthook", "sys.unraisablehook", "threading.excepthook",
-         "threading._shutdown", "sys.exitfunc", "os.register_at_fork", "faulthandler", "gc.callbacks",
-         "sys.__excepthook__", "threading._register_atexit")  # fmt: skip
+HOOKS = ("atexit", "signal", "weakref.finalize", "sys.excepthook", "sys.unraisablehook",
+         "threading.excepthook", "threading._shutdown", "sys.exitfunc", "os.register_at_fork",
+         "faulthandler", "gc.callbacks", "sys.__excepthook__", "threading._register_atexit")  # fmt: skip
 ENDS = ("os._exit", "os.abort", "sys.exit", "builtins.exit", "builtins.quit", "builtins.SystemExit",
         "builtins.KeyboardInterrupt", "signal.raise_signal", "builtins.GeneratorExit",
         "sys.setrecursionlimit")  # fmt: skip

@@ -12,8 +12,9 @@ WHY = "K5, K6, J24: a result that the job prints about itself is not a measureme
 
 CHANNELS = ("os.write", "os.dup", "os.dup2", "os.fdopen", "os.pipe", "os.open", "sys.stdout.write",
             "sys.stderr.write", "sys.__stdout__", "sys.__stderr__", "contextlib.redirect_stdout",
-            "contextlib.redirect_stderr", "sys.displayhook", "sys.stdout.buffer", "sys.stderr.buffer", "os.ftruncate",
-            "os.truncate", "os.close", "os.closerange", "fcntl", "termios", "tty", "syslog")  # fmt: skip
+            "contextlib.redirect_stderr", "sys.displayhook", "sys.stdout.buffer", "sys.stderr.buffer",
+            "os.ftruncate", "os.truncate", "os.close", "os.closerange", "fcntl", "termios", "tty",
+            "syslog")  # fmt: skip
 WORDS = re.compile(
     r"\b(verdict|speed-?up|PASS(ED)?|all tests|faster|equivalent|wholejob|not_measured|no_difference)\b", re.IGNORECASE
 )

@@ -16,8 +16,10 @@ HOOKS = ("torch.optim.optimizer.register_optimizer_step_pre_hook",
          "torch.nn.modules.module.register_module_forward_hook",
          "torch.nn.modules.module.register_module_forward_pre_hook",
          "torch.nn.modules.module.register_module_full_backward_hook",
-         "torch.nn.modules.module._global_forward_hooks", "torch.nn.modules.module._global_forward_pre_hooks",
-         "torch.optim.optimizer._global_optimizer_post_hooks", "torch.optim.optimizer._global_optimizer_pre_hooks",
+         "torch.nn.modules.module._global_forward_hooks",
+         "torch.nn.modules.module._global_forward_pre_hooks",
+         "torch.optim.optimizer._global_optimizer_post_hooks",
+         "torch.optim.optimizer._global_optimizer_pre_hooks",
          "torch.utils.data.dataloader._BaseDataLoaderIter")  # fmt: skip
 NAMES = re.compile(
     r"(?i)(\bparity\b|steps\.jsonl|ledger\.json|coverage\.json|modules\.json|rank\d*\.jsonl|run\.json|wholejob"

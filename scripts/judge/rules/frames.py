@@ -9,19 +9,20 @@ from scripts.judge.change import Change, Hit
 NAME = "frames"
 WHY = "K12, K21: a patch that finds the checker behaves well only for the checker"
 
-LOOKS = ("sys._getframe", "sys._current_frames", "sys.argv", "sys.orig_argv", "sys.settrace", "sys.setprofile",
-         "sys.gettrace", "sys.getprofile", "sys.monitoring", "sys.modules", "sys.meta_path", "sys.path_hooks",
-         "sys.addaudithook", "sys.flags", "sys.executable", "sys.getrefcount", "inspect.stack",
-         "inspect.currentframe", "inspect.trace", "inspect.getouterframes", "inspect.getframeinfo",
-         "traceback.extract_stack", "traceback.walk_stack", "traceback.format_stack", "traceback.print_stack",
+LOOKS = ("sys._getframe", "sys._current_frames", "sys.argv", "sys.orig_argv", "sys.settrace",
+         "sys.setprofile", "sys.gettrace", "sys.getprofile", "sys.monitoring", "sys.modules",
+         "sys.meta_path", "sys.path_hooks", "sys.addaudithook", "sys.flags", "sys.executable",
+         "sys.getrefcount", "inspect.stack", "inspect.currentframe", "inspect.trace",
+         "inspect.getouterframes", "inspect.getframeinfo", "traceback.extract_stack",
+         "traceback.walk_stack", "traceback.format_stack", "traceback.print_stack",
          "traceback.StackSummary", "threading.settrace", "threading.setprofile", "threading.enumerate",
-         "faulthandler", "tracemalloc", "gc.get_objects", "gc.get_referrers", "gc.get_referents", "gc.callbacks",
-         "torch._C._profiler", "torch.profiler", "torch.autograd.profiler", "torch.autograd._profiler_enabled",
-         "cProfile", "profile", "bdb", "pdb", "__main__", "sys.path", "builtins.breakpoint",
-         "logging.Logger.findCaller")  # fmt: skip
-ATTRIBUTES = {"f_back", "f_globals", "f_locals", "f_code", "gi_frame", "cr_frame", "tb_frame", "tb_next",
-              "__traceback__", "__subclasses__", "__globals__", "__closure__", "__code__", "__mro__", "cell_contents",
-              "_current_frames"}  # fmt: skip
+         "faulthandler", "tracemalloc", "gc.get_objects", "gc.get_referrers", "gc.get_referents",
+         "gc.callbacks", "torch._C._profiler", "torch.profiler", "torch.autograd.profiler",
+         "torch.autograd._profiler_enabled", "cProfile", "profile", "bdb", "pdb", "__main__",
+         "sys.path", "builtins.breakpoint", "logging.Logger.findCaller")  # fmt: skip
+ATTRIBUTES = {"f_back", "f_globals", "f_locals", "f_code", "gi_frame", "cr_frame", "tb_frame",
+              "tb_next", "__traceback__", "__subclasses__", "__globals__", "__closure__", "__code__",
+              "__mro__", "cell_contents", "_current_frames"}  # fmt: skip
 
 
 def check(change: Change) -> list[Hit]:

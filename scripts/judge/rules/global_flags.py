@@ -10,14 +10,16 @@ NAME = "global_flags"
 WHY = "K20, J8, J35: a flag changes everything else in the process, a reference included"
 
 FLAGS = ("torch.backends", "torch.set_float32_matmul_precision", "torch.set_default_dtype",
-         "torch.set_default_device", "torch.set_default_tensor_type", "torch.use_deterministic_algorithms",
-         "torch.set_deterministic_debug_mode", "torch.set_flush_denormal", "torch.set_grad_enabled",
-         "torch.autograd.set_grad_enabled", "torch._dynamo.config", "torch._inductor.config",
-         "torch._functorch.config", "torch.compiler.set_stance", "gc.disable", "gc.freeze", "gc.set_threshold",
-         "gc.collect", "gc.enable", "warnings.filterwarnings", "warnings.simplefilter",
+         "torch.set_default_device", "torch.set_default_tensor_type",
+         "torch.use_deterministic_algorithms", "torch.set_deterministic_debug_mode",
+         "torch.set_flush_denormal", "torch.set_grad_enabled", "torch.autograd.set_grad_enabled",
+         "torch._dynamo.config", "torch._inductor.config", "torch._functorch.config",
+         "torch.compiler.set_stance", "gc.disable", "gc.freeze", "gc.set_threshold", "gc.collect",
+         "gc.enable", "warnings.filterwarnings", "warnings.simplefilter",
          "torch.autograd.set_detect_anomaly", "torch.cuda.set_device",
-         "torch.cuda.memory.set_per_process_memory_fraction", "torch.multiprocessing.set_sharing_strategy",
-         "sys.setswitchinterval", "torch.set_warn_always", "torch.cuda.set_sync_debug_mode", "numpy.seterr",
+         "torch.cuda.memory.set_per_process_memory_fraction",
+         "torch.multiprocessing.set_sharing_strategy", "sys.setswitchinterval",
+         "torch.set_warn_always", "torch.cuda.set_sync_debug_mode", "numpy.seterr",
          "torch._C._set_grad_enabled", "torch._C._jit_set")  # fmt: skip
 CONTEXTS = ("torch.backends.cuda.sdp_kernel", "torch.backends.cudnn.flags")
 

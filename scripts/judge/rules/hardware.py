@@ -9,9 +9,9 @@ from scripts.judge.change import Change, Hit, called_name, constant_text, unpars
 NAME = "hardware"
 WHY = "J20, J21, J23: more hardware is a purchase and not an optimisation"
 
-DEVICES = ("torch.cuda.is_available", "torch.cuda.device_count", "torch.mps", "torch.xpu", "torch.accelerator",
-           "torch.device", "torch.cuda.get_device_name", "torch.cuda.get_device_properties",
-           "torch.cuda.get_device_capability")  # fmt: skip
+DEVICES = ("torch.cuda.is_available", "torch.cuda.device_count", "torch.mps", "torch.xpu",
+           "torch.accelerator", "torch.device", "torch.cuda.get_device_name",
+           "torch.cuda.get_device_properties", "torch.cuda.get_device_capability")  # fmt: skip
 PRIORITY = (
     "os.sched_setparam",
     "os.setpriority",

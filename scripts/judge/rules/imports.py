@@ -9,20 +9,22 @@ from scripts.judge.change import Change, Hit, imports, imports_with_nodes
 NAME = "imports"
 WHY = "K28, K34, J42: an unknown module may hold any other pattern; unknown is never a pass"
 
-HARMLESS = {"__future__", "abc", "array", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum",
-            "functools", "heapq", "itertools", "math", "numbers", "operator", "queue", "random", "re", "statistics",
-            "string", "struct", "types", "typing", "typing_extensions", "warnings", "weakref", "cmath", "fractions",
-            "decimal", "textwrap", "inspect"}  # fmt: skip
-FAST = {"torch", "numpy", "scipy", "pandas", "pyarrow", "numba", "triton", "einops", "opt_einsum", "xformers",
-        "flash_attn", "apex", "liger_kernel", "cut_cross_entropy", "transformer_engine", "torchvision", "torchaudio",
-        "torchao", "transformers", "accelerate", "safetensors", "kornia", "nvidia", "cupy", "jax", "fla",
-        "causal_conv1d", "mamba_ssm", "flashinfer", "vllm", "sgl_kernel", "tokenizers", "polars", "cv2", "PIL",
-        "albumentations", "librosa", "soundfile", "bitsandbytes", "cuequivariance"}  # fmt: skip
+HARMLESS = {"__future__", "abc", "array", "bisect", "collections", "contextlib", "copy", "dataclasses",
+            "enum", "functools", "heapq", "itertools", "math", "numbers", "operator", "queue",
+            "random", "re", "statistics", "string", "struct", "types", "typing", "typing_extensions",
+            "warnings", "weakref", "cmath", "fractions", "decimal", "textwrap", "inspect"}  # fmt: skip
+FAST = {"torch", "numpy", "scipy", "pandas", "pyarrow", "numba", "triton", "einops", "opt_einsum",
+        "xformers", "flash_attn", "apex", "liger_kernel", "cut_cross_entropy", "transformer_engine",
+        "torchvision", "torchaudio", "torchao", "transformers", "accelerate", "safetensors", "kornia",
+        "nvidia", "cupy", "jax", "fla", "causal_conv1d", "mamba_ssm", "flashinfer", "vllm",
+        "sgl_kernel", "tokenizers", "polars", "cv2", "PIL", "albumentations", "librosa", "soundfile",
+        "bitsandbytes", "cuequivariance"}  # fmt: skip
 # Refused, or allowed by the contract, by the rules that know why.
-KNOWN_ELSEWHERE = {"os", "sys", "time", "threading", "asyncio", "multiprocessing", "concurrent", "subprocess",
-                   "socket", "signal", "atexit", "ctypes", "gc", "importlib", "builtins", "traceback", "pickle",
-                   "marshal", "mmap", "platform", "tempfile", "shutil", "glob", "pathlib", "json", "csv", "io",
-                   "logging", "hashlib", "joblib", "diskcache", "codecs", "base64", "resource"}  # fmt: skip
+KNOWN_ELSEWHERE = {"os", "sys", "time", "threading", "asyncio", "multiprocessing", "concurrent",
+                   "subprocess", "socket", "signal", "atexit", "ctypes", "gc", "importlib", "builtins",
+                   "traceback", "pickle", "marshal", "mmap", "platform", "tempfile", "shutil", "glob",
+                   "pathlib", "json", "csv", "io", "logging", "hashlib", "joblib", "diskcache",
+                   "codecs", "base64", "resource"}  # fmt: skip
 
 
 def check(change: Change) -> list[Hit]:

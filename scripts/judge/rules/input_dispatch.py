@@ -11,9 +11,9 @@ NAME = "input_dispatch"
 WHY = "K16, K21, K22, K23, K24, J32: exact for what is checked and sloppy for what is timed"
 
 SIZES = {"shape", "size", "numel", "len", "dim", "ndim", "nelement", "__len__", "stride"}
-VALUES = {"max", "min", "sum", "mean", "std", "var", "any", "all", "item", "norm", "abs", "equal", "allclose",
-          "isclose", "isnan", "isfinite", "count_nonzero", "array_equal", "amax", "amin", "median", "is_nonzero",
-          "tolist", "hash"}  # fmt: skip
+VALUES = {"max", "min", "sum", "mean", "std", "var", "any", "all", "item", "norm", "abs", "equal",
+          "allclose", "isclose", "isnan", "isfinite", "count_nonzero", "array_equal", "amax", "amin",
+          "median", "is_nonzero", "tolist", "hash"}  # fmt: skip
 COUNTERS = re.compile(
     r"(?i)^(self\.)?_*(step|it|iter|iteration|epoch|i|calls?|count(er)?|n_calls|batch_idx"
     r"|global_step|step_count|num_calls|tick|n)s?$"

@@ -10,15 +10,16 @@ NAME = "lying_objects"
 WHY = "K3: a lazy subclass computes when the checker looks, or says what the checker wants to hear"
 
 BASES = ("torch.Tensor", "torch.nn.Parameter", "torch.Size", "torch.Generator", "torch.cuda.Event",
-         "torch.cuda.Stream", "numpy.ndarray", "builtins.float", "builtins.int", "builtins.str", "builtins.list",
-         "builtins.dict", "builtins.type", "builtins.bool", "builtins.tuple", "torch.utils._pytree", "torch.fx.Proxy",
-         "torch.optim.Optimizer", "torch.optim.optimizer.Optimizer", "builtins.object.__new__",
-         "collections.UserDict", "collections.UserList", "torch.overrides.TorchFunctionMode",
+         "torch.cuda.Stream", "numpy.ndarray", "builtins.float", "builtins.int", "builtins.str",
+         "builtins.list", "builtins.dict", "builtins.type", "builtins.bool", "builtins.tuple",
+         "torch.utils._pytree", "torch.fx.Proxy", "torch.optim.Optimizer",
+         "torch.optim.optimizer.Optimizer", "builtins.object.__new__", "collections.UserDict",
+         "collections.UserList", "torch.overrides.TorchFunctionMode",
          "torch.utils._python_dispatch.TorchDispatchMode", "torch.autograd.graph.saved_tensors_hooks")  # fmt: skip
-METHODS = {"__torch_function__", "__torch_dispatch__", "__array__", "__array_function__", "__float__", "__int__",
-           "__format__", "__bool__", "__eq__", "__lt__", "__gt__", "__index__", "__hash__", "__instancecheck__",
-           "__subclasscheck__", "__new__", "__prepare__", "__init_subclass__", "__set_name__", "__call_impl__",
-           "__deepcopy__", "__len__", "__iter__", "__torch_wrap__"}  # fmt: skip
+METHODS = {"__torch_function__", "__torch_dispatch__", "__array__", "__array_function__", "__float__",
+           "__int__", "__format__", "__bool__", "__eq__", "__lt__", "__gt__", "__index__", "__hash__",
+           "__instancecheck__", "__subclasscheck__", "__new__", "__prepare__", "__init_subclass__",
+           "__set_name__", "__call_impl__", "__deepcopy__", "__len__", "__iter__", "__torch_wrap__"}  # fmt: skip
 FACTORIES = (
     "torch.Tensor._make_subclass",
     "torch.Tensor._make_wrapper_subclass",

@@ -9,10 +9,11 @@ from scripts.judge.change import Change, Hit, below, unparse
 NAME = "method_override"
 WHY = "K3, J6, J35: `optimizer.step = lambda: None` is a no-op that every counter still counts"
 
-METHODS = {"step", "backward", "zero_grad", "item", "train", "eval", "forward", "state_dict", "load_state_dict",
-           "parameters", "__call__", "save", "write", "writerow", "evaluate", "numel", "clip_grad_norm_",
-           "requires_grad_", "__iter__", "__next__", "__len__", "__getitem__", "get_batch", "training_step",
-           "validation_step", "compute_loss", "dispatch", "elapsed_time", "synchronize"}  # fmt: skip
+METHODS = {"step", "backward", "zero_grad", "item", "train", "eval", "forward", "state_dict",
+           "load_state_dict", "parameters", "__call__", "save", "write", "writerow", "evaluate",
+           "numel", "clip_grad_norm_", "requires_grad_", "__iter__", "__next__", "__len__",
+           "__getitem__", "get_batch", "training_step", "validation_step", "compute_loss", "dispatch",
+           "elapsed_time", "synchronize"}  # fmt: skip
 HONEST = ("torch.compile", "torch.jit", "torch.cuda.make_graphed_callables", "torch.cuda.CUDAGraph")
 
 

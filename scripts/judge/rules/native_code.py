@@ -10,11 +10,12 @@ from scripts.judge.change import Change, Hit, unparse
 NAME = "native_code"
 WHY = "K4, K11, K12, K25: native code can read the checker's memory, the clock and the process"
 
-NEVER = ("ctypes", "cffi", "mmap", "torch._C._cuda_getCurrentRawStream", "torch.cuda.caching_allocator_alloc",
-         "torch.ops.load_library", "torch.classes.load_library", "numpy.ctypeslib",
-         "torch.cuda.memory.CUDAPluggableAllocator", "torch.cuda.memory_snapshot", "torch.cuda.memory._snapshot",
-         "torch.UntypedStorage.from_buffer", "torch.UntypedStorage.from_file", "torch.from_file", "pyximport",
-         "cppyy", "weave", "llvmlite", "torch._C._construct_storage_from_data_pointer", "torch.cuda.cudart", "cuda",
+NEVER = ("ctypes", "cffi", "mmap", "torch._C._cuda_getCurrentRawStream",
+         "torch.cuda.caching_allocator_alloc", "torch.ops.load_library", "torch.classes.load_library",
+         "numpy.ctypeslib", "torch.cuda.memory.CUDAPluggableAllocator", "torch.cuda.memory_snapshot",
+         "torch.cuda.memory._snapshot", "torch.UntypedStorage.from_buffer",
+         "torch.UntypedStorage.from_file", "torch.from_file", "pyximport", "cppyy", "weave",
+         "llvmlite", "torch._C._construct_storage_from_data_pointer", "torch.cuda.cudart", "cuda",
          "resource", "os.sched_setaffinity", "os.sched_setscheduler", "os.setpriority", "pynvml",
          "torch.cuda.set_per_process_memory_fraction")  # fmt: skip
 COMPILES = ("torch.utils.cpp_extension", "cupy.RawKernel", "cupy.RawModule", "pycuda", "torch.cuda._compile_kernel")
@@ -34,6 +35,7 @@ def check(change: Change) -> list[Hit]:
     hits += change.refuse_references(
         "{name} compiles native code; the contract must allow the class kernel", *COMPILES, action=action
     )
+    hits += change.refuse_references("{name} is private to torch", "torch._C", action="review")
     for file in change.files:
         if file.path.endswith(SOURCES):
             hits += [

@@ -11,15 +11,17 @@ NAME = "patched_modules"
 WHY = "K3, K4, J17, J35: a replaced function lies to everything that runs after it, the recorder included"
 
 # Settings that libraries offer as attributes; the rule global_flags reports them.
-SETTINGS = ("torch.backends", "torch._dynamo.config", "torch._inductor.config", "torch._functorch.config",
-            "os.environ", "warnings", "logging", "torch.compiler.config", "numpy.errstate")  # fmt: skip
-TOOLS = ("unittest.mock", "mock", "wrapt", "pytest.MonkeyPatch", "importlib.reload", "torch.library.impl",
-         "torch.library.Library", "torch.library.register_kernel", "torch.library._scoped_library", "gorilla",
-         "forbiddenfruit", "torch.overrides", "torch.utils._python_dispatch", "torch._C._dispatch",
-         "builtins.object.__setattr__", "builtins.type.__setattr__")  # fmt: skip
-MEANINGFUL = {"print", "float", "int", "len", "range", "sum", "min", "max", "open", "super", "iter", "next",
-              "enumerate", "zip", "isinstance", "round", "abs", "str", "list", "tuple", "dict", "bool", "sorted",
-              "type", "getattr", "setattr"}  # fmt: skip
+SETTINGS = ("torch.backends", "torch._dynamo.config", "torch._inductor.config",
+            "torch._functorch.config", "os.environ", "warnings", "logging", "torch.compiler.config",
+            "numpy.errstate")  # fmt: skip
+TOOLS = ("unittest.mock", "mock", "wrapt", "pytest.MonkeyPatch", "importlib.reload",
+         "torch.library.impl", "torch.library.Library", "torch.library.register_kernel",
+         "torch.library._scoped_library", "gorilla", "forbiddenfruit", "torch.overrides",
+         "torch.utils._python_dispatch", "torch._C._dispatch", "builtins.object.__setattr__",
+         "builtins.type.__setattr__")  # fmt: skip
+MEANINGFUL = {"print", "float", "int", "len", "range", "sum", "min", "max", "open", "super", "iter",
+              "next", "enumerate", "zip", "isinstance", "round", "abs", "str", "list", "tuple", "dict",
+              "bool", "sorted", "type", "getattr", "setattr"}  # fmt: skip
 
 
 def check(change: Change) -> list[Hit]:

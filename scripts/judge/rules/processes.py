@@ -9,15 +9,16 @@ from scripts.judge.change import Change, Hit, unparse
 NAME = "processes"
 WHY = "K2, J12, J21, J34: a child that finishes later, or that nobody counts"
 
-NEVER = ("os.fork", "os.forkpty", "os.system", "os.popen", "os.execv", "os.execve", "os.execvp", "os.execvpe",
-         "os.execl", "os.execle", "os.execlp", "os.execlpe", "os.spawnv", "os.spawnve", "os.spawnl", "os.spawnlp",
-         "os.spawnvp", "os.posix_spawn", "os.posix_spawnp", "os.setsid", "os.setpgid", "os.setpgrp", "os.daemon",
-         "os.kill", "os.killpg", "os.nice", "os.register_at_fork", "os.startfile", "subprocess", "_posixsubprocess",
-         "pty", "pexpect", "sh", "plumbum", "daemon", "commands", "popen2", "pip", "ensurepip", "venv", "os.wait",
+NEVER = ("os.fork", "os.forkpty", "os.system", "os.popen", "os.execv", "os.execve", "os.execvp",
+         "os.execvpe", "os.execl", "os.execle", "os.execlp", "os.execlpe", "os.spawnv", "os.spawnve",
+         "os.spawnl", "os.spawnlp", "os.spawnvp", "os.posix_spawn", "os.posix_spawnp", "os.setsid",
+         "os.setpgid", "os.setpgrp", "os.daemon", "os.kill", "os.killpg", "os.nice",
+         "os.register_at_fork", "os.startfile", "subprocess", "_posixsubprocess", "pty", "pexpect",
+         "sh", "plumbum", "daemon", "commands", "popen2", "pip", "ensurepip", "venv", "os.wait",
          "os.waitpid", "webbrowser", "antigravity", "torch.utils.cpp_extension._run_ninja_build")  # fmt: skip
-WITH_LEAVE = ("multiprocessing", "concurrent.futures.ProcessPoolExecutor", "concurrent.futures.process", "joblib",
-              "ray", "dask", "loky", "torch.distributed", "torch.nn.DataParallel", "torch.nn.parallel", "mpi4py",
-              "billiard", "pathos")  # fmt: skip
+WITH_LEAVE = ("multiprocessing", "concurrent.futures.ProcessPoolExecutor",
+              "concurrent.futures.process", "joblib", "ray", "dask", "loky", "torch.distributed",
+              "torch.nn.DataParallel", "torch.nn.parallel", "mpi4py", "billiard", "pathos")  # fmt: skip
 
 
 def check(change: Change) -> list[Hit]:

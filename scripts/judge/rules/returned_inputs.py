@@ -9,8 +9,8 @@ from scripts.judge.change import Change, FileChange, Hit, called_name, own_nodes
 NAME = "returned_inputs"
 WHY = "K15, K16: identity passes where the inputs happen to satisfy the answer"
 
-TRIVIAL = {"clone", "contiguous", "view", "reshape", "detach", "to", "type_as", "expand_as", "float", "view_as",
-           "requires_grad_", "alias", "Identity", "identity", "squeeze", "unsqueeze"}  # fmt: skip
+TRIVIAL = {"clone", "contiguous", "view", "reshape", "detach", "to", "type_as", "expand_as", "float",
+           "view_as", "requires_grad_", "alias", "Identity", "identity", "squeeze", "unsqueeze"}  # fmt: skip
 
 
 def check(change: Change) -> list[Hit]:

@@ -10,15 +10,17 @@ from scripts.judge.change import Change, Function, Hit, Module, below, called_na
 NAME = "seeds"
 WHY = "K14, J29, J45: another seed is another experiment, and a lucky one is not an improvement"
 
-SEEDING = ("torch.manual_seed", "torch.seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "torch.random",
-           "torch.set_rng_state", "torch.cuda.set_rng_state", "torch.get_rng_state", "torch.initial_seed",
-           "torch.Generator", "numpy.random.seed", "numpy.random.default_rng", "numpy.random.RandomState",
-           "numpy.random.set_state", "numpy.random.SeedSequence", "random.seed", "random.Random", "random.setstate",
-           "random.SystemRandom", "torch.cuda.seed", "secrets", "uuid", "os.urandom", "numpy.random.Generator",
-           "numpy.random.PCG64", "torch.mps.manual_seed", "transformers.set_seed", "lightning.seed_everything",
+SEEDING = ("torch.manual_seed", "torch.seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all",
+           "torch.random", "torch.set_rng_state", "torch.cuda.set_rng_state", "torch.get_rng_state",
+           "torch.initial_seed", "torch.Generator", "numpy.random.seed", "numpy.random.default_rng",
+           "numpy.random.RandomState", "numpy.random.set_state", "numpy.random.SeedSequence",
+           "random.seed", "random.Random", "random.setstate", "random.SystemRandom", "torch.cuda.seed",
+           "secrets", "uuid", "os.urandom", "numpy.random.Generator", "numpy.random.PCG64",
+           "torch.mps.manual_seed", "transformers.set_seed", "lightning.seed_everything",
            "accelerate.utils.set_seed")  # fmt: skip
-METHODS = {"manual_seed", "seed", "set_state", "set_rng_state", "fork_rng", "manual_seed_all", "seed_everything",
-           "set_seed", "jumped", "spawn_key", "initial_seed", "get_state", "set_epoch"}  # fmt: skip
+METHODS = {"manual_seed", "seed", "set_state", "set_rng_state", "fork_rng", "manual_seed_all",
+           "seed_everything", "set_seed", "jumped", "spawn_key", "initial_seed", "get_state",
+           "set_epoch"}  # fmt: skip
 
 
 def check(change: Change) -> list[Hit]:

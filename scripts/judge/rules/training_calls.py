@@ -9,11 +9,11 @@ from scripts.judge.change import Change, Hit, Module, Site, called_name, less_of
 NAME = "training_calls"
 WHY = "J1, J6, J7, J44: a skipped step, an unclipped gradient or a missing all-reduce is a cheaper, other training"
 
-CALLS = {"backward", "step", "clip_grad_norm_", "clip_grad_value_", "all_reduce", "all_gather", "reduce_scatter",
-         "broadcast", "barrier", "unscale_", "update", "scale", "update_parameters", "training_step", "zero_grad",
-         "autograd.grad", "no_sync"}  # fmt: skip
-MUST_STAY = {"backward", "step", "clip_grad_norm_", "clip_grad_value_", "all_reduce", "all_gather", "reduce_scatter",
-             "broadcast", "barrier", "unscale_", "update_parameters", "training_step"}  # fmt: skip
+CALLS = {"backward", "step", "clip_grad_norm_", "clip_grad_value_", "all_reduce", "all_gather",
+         "reduce_scatter", "broadcast", "barrier", "unscale_", "update", "scale", "update_parameters",
+         "training_step", "zero_grad", "autograd.grad", "no_sync"}  # fmt: skip
+MUST_STAY = {"backward", "step", "clip_grad_norm_", "clip_grad_value_", "all_reduce", "all_gather",
+             "reduce_scatter", "broadcast", "barrier", "unscale_", "update_parameters", "training_step"}  # fmt: skip
 
 
 def check(change: Change) -> list[Hit]:

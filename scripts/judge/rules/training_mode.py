@@ -10,10 +10,10 @@ from scripts.judge.change import Change, FileChange, Function, Hit, below, calle
 NAME = "training_mode"
 WHY = "J6, J27, J45: evaluation mode, no dropout and frozen layers are faster and are another training"
 
-STOCHASTIC = {"Dropout", "dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "DropPath", "drop_path",
-              "alpha_dropout", "feature_dropout", "RandomHorizontalFlip", "RandomResizedCrop", "RandomCrop",
-              "ColorJitter", "RandAugment", "Mixup", "StochasticDepth", "dropout_p", "attn_dropout",
-              "resid_dropout"}  # fmt: skip
+STOCHASTIC = {"Dropout", "dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "DropPath",
+              "drop_path", "alpha_dropout", "feature_dropout", "RandomHorizontalFlip",
+              "RandomResizedCrop", "RandomCrop", "ColorJitter", "RandAugment", "Mixup",
+              "StochasticDepth", "dropout_p", "attn_dropout", "resid_dropout"}  # fmt: skip
 NO_GRADIENTS = (
     "torch.no_grad",
     "torch.inference_mode",

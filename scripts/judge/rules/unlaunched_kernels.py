@@ -12,9 +12,10 @@ from scripts.judge.change import Change, FileChange, Function, Hit, below, calle
 NAME = "unlaunched_kernels"
 WHY = "K30, J26: a kernel that nobody launches, a function that nobody calls, a branch that is never taken"
 
-KERNELS = ("triton.jit", "triton.autotune", "triton.heuristics", "numba.cuda.jit", "torch.library.custom_op",
-           "torch.library.triton_op", "torch.utils.cpp_extension.load_inline", "torch.utils.cpp_extension.load",
-           "cupy.RawKernel", "numba.njit", "numba.jit", "torch.autograd.Function")  # fmt: skip
+KERNELS = ("triton.jit", "triton.autotune", "triton.heuristics", "numba.cuda.jit",
+           "torch.library.custom_op", "torch.library.triton_op",
+           "torch.utils.cpp_extension.load_inline", "torch.utils.cpp_extension.load", "cupy.RawKernel",
+           "numba.njit", "numba.jit", "torch.autograd.Function")  # fmt: skip
 
 
 def check(change: Change) -> list[Hit]:

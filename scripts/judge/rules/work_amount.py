@@ -19,9 +19,9 @@ SETTINGS = re.compile(
     r"|resolution|imgsz|img_size|drop_last|shuffle|size|dim|channels|kernel_size|stride|padding|bias|amsgrad|maximize|nesterov"
     r"|label_smoothing|ignore_index|reduction|retain_graph|scale|gamma|beams?|bits|rank|alpha)(_|-|$)"
 )
-NOT_WORK = {"num_workers", "max_split_size_mb", "num_warps", "num_stages", "max_autotune", "log_file", "split_size",
-            "block_m", "block_n", "block_k", "num_threads", "eval_mode", "is_causal", "dim", "scale", "size",
-            "dropout_p", "drop_rate_mask", "max_norm_device"}  # fmt: skip
+NOT_WORK = {"num_workers", "max_split_size_mb", "num_warps", "num_stages", "max_autotune", "log_file",
+            "split_size", "block_m", "block_n", "block_k", "num_threads", "eval_mode", "is_causal",
+            "dim", "scale", "size", "dropout_p", "drop_rate_mask", "max_norm_device"}  # fmt: skip
 
 PARSED = {"args", "config", "cfg", "opt", "opts", "hparams"}
 
