@@ -21,7 +21,7 @@ extern "C" __global__ void parity_summary(const void* data, const signed char* c
   int id = blockIdx.x * blockDim.x + threadIdx.x;
   int all = 64 * threads;
   if (id >= all) return;
-  const double infinity = 1e308 * 10.0;
+  const double infinity = INFINITE;
   int bucket = id / threads, lane = id % threads;
   long long first = (long long)bucket * per_bucket * width;
   long long end = first + (long long)per_bucket * width;
@@ -56,7 +56,10 @@ extern "C" __global__ void parity_summary(const void* data, const signed char* c
   for (int k = 0; k < 9; k++) out[k * all + id] = found[k];
 }
 """
-CUDA = '#define CONVERT_HALF(x, half) asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half))\n'
+CUDA = r"""
+#define INFINITE __longlong_as_double(0x7ff0000000000000LL)
+#define CONVERT_HALF(x, half) asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half))
+"""
 
 _compiled: Dict[int, Any] = {}  # device -> kernel, None where it cannot be had
 

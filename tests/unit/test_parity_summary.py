@@ -224,6 +224,7 @@ HARNESS = """
 #include <cstdint>
 #define __global__
 #define CONVERT_HALF(x, half) x = 0
+#define INFINITE (1e308 * 10.0)
 struct Place { int x; };
 static Place blockIdx, blockDim, threadIdx;
 %s
