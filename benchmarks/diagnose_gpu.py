@@ -1,7 +1,8 @@
 """The two published cases in small, on a bare GPU machine: profile both with torch.profiler and time them with and
 without the fault.
 
-    python benchmarks/diagnose_gpu.py --out OUT [--quick]
+    python benchmarks/diagnose_gpu.py --out OUT [--quick]            on the GPU machine
+    python benchmarks/diagnose_gpu.py --out OUT --read WORK          afterwards, where the pipeline is
 
 Needs torch alone. For each job of workloads/{varlen_attention,frozen_decoder} it leaves OUT/<job>/profiled (trace,
 step marks) and
@@ -13,10 +14,12 @@ switches cuDNN attention off; that of frozen_decoder leaves the decoder on the d
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests" / "planted" / "record.py"
@@ -91,13 +94,81 @@ def launch(name: str, arm: str, folder: Path, out: Path, *, quick: bool, plain: 
     return json.loads((folder / "run.json").read_text(encoding="utf-8"))
 
 
+def read(name: str, out: Path, work: Path) -> dict[str, Any]:
+    """Diagnose a job's profiled run with its unprofiled runs as the baseline; its first findings beside the measured
+    gain."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "planted")]
+    import planted
+
+    folder = work / name
+    shutil.copytree(out / name / "profiled", folder, dirs_exist_ok=True)
+    spec = folder / "spec.json"
+    kind = "training" if name == "varlen_attention" else "inference"
+    spec.write_text(
+        json.dumps({"schema": "wholejob/spec@1", "name": name, "title": name, "kind": kind}), encoding="utf-8"
+    )
+    runs = [str(path) for path in sorted((out / name).glob("fault-*/run.json"))]
+    planted.program("scripts.trace.parse", str(folder / "trace.json.gz"), "-o", str(folder))
+    planted.program("scripts.trace.summarise", str(folder), "-o", str(folder / "views"))
+    tree_of = str(ROOT / "workloads" / name)
+    planted.program(
+        "scripts.diagnose.structure", "--run", str(folder), "--source", tree_of, "-o", str(folder / "structure.json")
+    )
+    planted.program(
+        "scripts.diagnose.findings",
+        "--spec",
+        str(spec),
+        "--structure",
+        str(folder / "structure.json"),
+        "--views",
+        str(folder / "views"),
+        "--events",
+        str(folder / "events"),
+        "--run",
+        str(folder),
+        "--runs",
+        *runs,
+        "-o",
+        str(folder / "findings.json"),
+    )
+    return dict(json.loads((folder / "findings.json").read_text(encoding="utf-8")))
+
+
+def compare(out: Path, work: Path) -> int:
+    """Print what the detectors say about runs that were brought back, beside the gain of removing the fault."""
+    metrics, ok = {}, True
+    for name, wanted in (("varlen_attention", "new_shapes_slow_steps"), ("frozen_decoder", "weights_moved")):
+        walls = {
+            arm: [json.loads(p.read_text())["wall_s"] for p in sorted((out / name).glob(f"{arm}-*/run.json"))]
+            for arm in ("fault", "clean")
+        }
+        gain = 1 - statistics.median(walls["clean"]) / statistics.median(walls["fault"])
+        findings = read(name, out, work)["findings"]
+        print(f"{name}: removing the fault gains {gain:.1%} of the whole job")
+        for finding in findings:
+            share = f"{finding['ceiling']['fraction']:6.1%}" if finding["ceiling"] else "unknown"
+            places = ", ".join(f"{a['path']}:{a['line']} {a['code']}" for a in finding["anchors"][:3])
+            print(f"  {share}  {finding['id']}: {finding['title']} [{places}]")
+        rank = next((n for n, f in enumerate(findings, 1) if f["id"] == wanted), None)
+        ceiling = findings[rank - 1]["ceiling"]["fraction"] if rank else None
+        ok = ok and rank is not None and rank <= 2
+        metrics[name] = {"finding": wanted, "rank": rank, "ceiling": ceiling, "gain": gain}
+    print(json.dumps({"bench": "diagnose_gpu", "metrics": metrics, "bars": {"rank": 2}, "ok": ok}))
+    return 0 if ok else 1
+
+
 def main() -> int:
     """Run everything; print the ratios, then one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument(
+        "--read", type=Path, metavar="WORK", help="diagnose runs that OUT already has, into this folder"
+    )
     args = parser.parse_args()
+    if args.read:
+        return compare(args.out, args.read)
     metrics = {}
     for name in JOBS:
         launch(name, "fault", args.out / name / "profiled", args.out, quick=args.quick, plain=False)

@@ -411,8 +411,10 @@ class _Reader(ast.NodeVisitor):
         trains = any(
             isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "backward" for n in own
         )
-        named = bool(EVALUATION_NAME.search(node.name)) and any(isinstance(n, ast.For | ast.While) for n in own)
-        if trains or not (evals or named):
+        repeats = any(isinstance(n, ast.For | ast.While) for n in own)
+        named = bool(EVALUATION_NAME.search(node.name))
+        # a constructor or a loader that ends in `.eval()` evaluates nothing
+        if trains or not ((evals and repeats) or (named and (evals or repeats))):
             return
         withs = [i.context_expr for n in own if isinstance(n, ast.With) for i in n.items]
         inside = any(isinstance(w, ast.Call) and self.dotted(w.func) in GRAD_FREE for w in withs)

@@ -379,3 +379,17 @@ def test_structure_of_the_same_run_is_the_same_file(tmp_path: Path) -> None:
     assert (
         json.loads((tmp_path / "a.json").read_text())["functions"][0]["how"] == "reachable"
     )  # no frames: from the loop
+
+
+def test_inference_with_gradients_on_shows_in_sequence_numbers(tmp_path: Path) -> None:
+    text = "def serve(model, xs):\n    for x in xs:\n        model(x)\n"
+
+    def events(recorded: bool) -> list[dict[str, Any]]:
+        rows = [event("job.py(3): serve", 0, 1000), event("nn.Module: Net_0", 0, 1000)]
+        return rows + [
+            op("aten::mm", 100 * i, 100 * i + 90, **({"sequence": i} if recorded else {})) for i in range(10)
+        ]
+
+    found_with = found(job(tmp_path, text, events(True), spec={"kind": "inference"}), "gradients_in_evaluation")
+    assert found_with[0].anchors[0]["path"] == "job.py"
+    assert found(job(tmp_path, text, events(False), spec={"kind": "inference"}), "gradients_in_evaluation") == []

@@ -194,3 +194,8 @@ def test_the_demo_job_has_the_sites_that_its_findings_need() -> None:
     assert ("evaluation", "train.py", "evaluate") in places
     assert ("parameter_statistics", "train.py", "main") in places
     assert ("optimizer", "train.py", "main") in places
+
+
+def test_a_constructor_that_ends_in_eval_evaluates_nothing(tmp_path: Path) -> None:
+    found = read(tmp_path, "class Pipeline:\n    def __init__(self, net):\n        self.net = net.eval()\n")
+    assert "evaluation" not in [s.kind for s in found.sites]
