@@ -92,9 +92,9 @@ def debug(job: Job) -> list[Finding]:
     timeline = job.timeline
     gone = 0.0
     if sites and timeline is not None:  # anomaly mode walks the stack for every operator: traceback frames show it
-        # an upper bound indeed: the profiler slows such walks more than the rest (0.70 of a job where 0.42 was measured)
-        names = ("traceback.py", "<built-in function _format_stack")
-        gone = timeline.total_ns(timeline.named(*names) + timeline.by_short.get("format_stack", []))
+        # an upper bound indeed: the profiler slows such walks most (0.70 of a job where 0.42 was measured)
+        walks = timeline.named("traceback.py", "<built-in function _format_stack")
+        gone = timeline.total_ns(walks + timeline.by_short.get("format_stack", []))
     if not on and not sites:
         return []
     names = on + [s["detail"]["name"] for s in sites]
