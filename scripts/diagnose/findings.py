@@ -142,7 +142,7 @@ def load(
         summary["headline"],
         summary["device"],
         profiled_run,
-        _records(folder),
+        {**_records(folder), **_imports([*(p.parent for p in map(Path, runs)), folder])},
     )
 
 
@@ -162,6 +162,24 @@ def _marks(timed: timing.Timing, marks: list[float]) -> None:
     timed.slow, timed.period = timing.slow_steps(timed.durations_s, timed.step_s)
 
 
+def _imports(folders: list[Path]) -> dict[str, float]:
+    """Seconds in imports and until torch was imported, of the first run whose step marks say so; unprofiled runs
+    come first."""
+    for folder in folders:
+        marks = folder / "records" / "steps.jsonl"
+        if not marks.is_file():
+            continue
+        head = json.loads((marks.read_text(encoding="utf-8").splitlines() or ["{}"])[0])
+        found = {}
+        if head.get("imports_ns") is not None:
+            found["import_s"] = head["imports_ns"] / 1e9
+        if head.get("torch_imported_ns") and head.get("process_start_ns") is not None:
+            found["torch_s"] = (head["torch_imported_ns"] - head["process_start_ns"]) / 1e9
+        if found:
+            return found
+    return {}
+
+
 def _records(folder: Path) -> dict[str, Any]:
     found = {}
     for name in ("ledger", "modules"):
@@ -169,13 +187,6 @@ def _records(folder: Path) -> dict[str, Any]:
             if path.is_file():
                 found[name] = json.loads(path.read_text(encoding="utf-8"))
                 break
-    marks = folder / "records" / "steps.jsonl"
-    if marks.is_file():
-        first = json.loads((marks.read_text(encoding="utf-8").splitlines() or ["{}"])[0])
-        if first.get("imports_ns") is not None:
-            found["import_s"] = first["imports_ns"] / 1e9
-        if first.get("torch_imported_ns") and first.get("process_start_ns") is not None:
-            found["torch_s"] = (first["torch_imported_ns"] - first["process_start_ns"]) / 1e9
     header = next(iter(sorted((folder / "records").glob("rank0.jsonl"))), None)
     if header is not None:
         lines = header.read_text(encoding="utf-8").splitlines()
