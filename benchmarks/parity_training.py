@@ -301,11 +301,12 @@ def print_row(group: str, size: int, found: dict[str, Tally]) -> None:
 
 def print_faults(found: dict[str, Tally]) -> int:
     """The second table (`least`: smallest ratio to the tolerance); returns how many kinds are hit within two steps."""
-    print(f"\n{'fault (5 perturbed baselines)':<36} {'begins':>6} {'found':>7} {'hit after':>10} {'least':>9}")
+    heads = f"{'begins':>6} {'found':>7} {'first hit after':>16} {'least ratio':>12}"
+    print(f"\n{'fault (5 perturbed baselines)':<36} {heads}")
     for fault, begin in {**FAULTS, **INSIDE_CHAOS}.items():
         row = found[fault]
         delay = row.median_delay()
-        print(f"{fault:<36} {begin:>6} {row.share('different'):>7.1%} {delay!s:>10} {min(row.worst):>9.3g}")
+        print(f"{fault:<36} {begin:>6} {row.share('different'):>7.1%} {delay!s:>16} {min(row.worst):>12.3g}")
     return sum(delay is not None and abs(delay) <= 2 for delay in (found[fault].median_delay() for fault in FAULTS))
 
 
@@ -331,7 +332,7 @@ def main() -> int:
     within = print_faults(five)
     for kind in ("clean", "benign", "fault"):
         row = five[f"held-out {kind}"]
-        ratios = f"{min(row.worst):.3g} to {max(row.worst):.3g} tolerances"
+        ratios = f"ratios {min(row.worst):.3g} to {max(row.worst):.3g}"
         print(f"held-out seeds, {kind:<20} different {row.share('different'):>7.1%}, {ratios}")
     metrics = {
         "clean_rejected": five["clean"].share("different"),
