@@ -120,7 +120,7 @@ def attribute(spec: dict[str, Any], env: dict[str, Any], stack: dict[str, Any], 
 def message(change: dict[str, Any]) -> str:
     """The commit message of a change: what it does, what it was measured to be worth, and what nobody tested."""
     lines = [change["title"], ""]
-    if change.get("hypothesis"):
+    if change.get("hypothesis") and str(change["hypothesis"]).strip() != change["title"]:
         lines += [str(change["hypothesis"]).strip(), ""]
     if change["ratio"] is not None:
         lines.append(f"When accepted: {_interval(change)} over {change['pairs']} pairs, whole job.")

@@ -94,6 +94,8 @@ def _seed(spec: dict[str, Any], noise: dict[str, Any], base: Path, candidate: Pa
     if not (declared and "filter selects none" in rest["reason"]):  # the declared tolerances may cover every tag
         reports.insert(0, rest)
     for report in reports:
+        if report["answer"] == "cannot" and "noise document" in report["reason"]:  # no fault of the candidate
+            raise InputError(f"noise.json: {report['reason']}; delete it and run again")
         if report["answer"] == "cannot":
             return {
                 "answer": "failed_run",

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from parity.derive import derive
+from scripts.common.errors import InputError
 from scripts.judge.compare import judge
 
 LEDGER = {
@@ -176,3 +177,11 @@ def test_declared_tolerance_takes_the_place_of_the_measured_one(made):
     declared = {**SPEC, "parity": {**SPEC["parity"], "tolerances": {"loss": {"rtol": 0.01, "atol": 0.0}}}}
     found = judged(folders, spec=declared)
     assert found["answer"] == "equivalent", found["reason"]
+
+
+def test_unusable_noise_is_no_fault_of_the_candidate(made, tmp_path):
+    runs, _ = made
+    candidate = [runs.make("c0"), runs.make("c1", seed=1)]
+    baseline = [tmp_path / "seed0-repeat0", tmp_path / "seed1-repeat0"]
+    with pytest.raises(InputError, match=r"noise\.json: "):
+        judge(SPEC, {"parity": {"schema": "parity/noise@1", "verdict": "ok"}}, baseline, candidate, 0)
