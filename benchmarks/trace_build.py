@@ -1,7 +1,10 @@
-"""Large traces made of real ones: `python benchmarks/trace_build.py steps|stacks MEGABYTES OUT`, for the benchmarks of parser and views.
+"""Large traces made of real ones: `python benchmarks/trace_build.py steps|stacks MEGABYTES OUT`, for the benchmarks of
+parser and views.
 
-A real trace is repeated until the size is reached, each copy later in time, with its own correlation, external, flow and python ids and step
-numbers, in the layout that torch writes. `steps`: many profiler steps, NCCL, no stacks (HTA's nccl_data, A100). `stacks`: python frames and
+A real trace is repeated until the size is reached, each copy later in time, with its own correlation, external, flow
+and python ids and step
+numbers, in the layout that torch writes. `steps`: many profiler steps, NCCL, no stacks (HTA's nccl_data, A100).
+`stacks`: python frames and
 shapes (YOLO11n training, H200). Copies compress better than real traces do, so sizes of .gz say nothing here.
 """
 

@@ -2,8 +2,10 @@
 
 `python benchmarks/trace_parse.py [--quick] [--four] [--peers PYTHON] [--folder DIR]`
 
-Traces of 200 MB and 1 GB are made of real ones (`trace_build.py`): many steps, and python stacks. `--quick` leaves the 1 GB ones out, `--four`
-adds one of 4 GB for the memory bar. HTA and msgspec run where PYTHON (an interpreter of an environment that has them) is given; AMD's
+Traces of 200 MB and 1 GB are made of real ones (`trace_build.py`): many steps, and python stacks. `--quick` leaves the
+1 GB ones out, `--four`
+adds one of 4 GB for the memory bar. HTA and msgspec run where PYTHON (an interpreter of an environment that has them)
+is given; AMD's
 TraceLens is not on PyPI (the package of that name there is another program).
 Bars hold for what was measured; what was not measured is null and named.
 """
@@ -50,8 +52,9 @@ assert len(analysis.t.get_trace(0))
 """
 
 
-def measure(command: list[str], limit_s: float = 3600) -> dict[str, Any]:
-    """CPU seconds, wall seconds and peak resident MB of a process and those that it waited for; `failed` its last line."""
+def measure(command: list[str]) -> dict[str, Any]:
+    """CPU seconds, wall seconds and peak resident MB of a process and those that it waited for; `failed` its last
+    line."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryFile() as errors:
         begun = time.monotonic()
@@ -96,7 +99,8 @@ def run(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         rows.append(row)
         speed = "" if row.get("failed") else f"{megabytes / row['cpu_s']:6.0f} MB/s"
         print(
-            f"{trace:12} {megabytes:7.1f} MB  {tool:22} {row['cpu_s']:8.2f} CPU-s {row['wall_s']:8.1f} s {row['rss_mb']:7.0f} MB "
+            f"{trace:12} {megabytes:7.1f} MB  {tool:22} {row['cpu_s']:8.2f} CPU-s "
+            f"{row['wall_s']:8.1f} s {row['rss_mb']:7.0f} MB "
             f"{speed}  {row.get('failed', '')}",
             flush=True,
         )

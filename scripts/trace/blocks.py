@@ -1,7 +1,10 @@
-"""One trace file, block by block, to runs: reads, splits where events seem to begin, scans in parallel, and checks every split.
+"""One trace file, block by block, to runs: reads, splits where events seem to begin, scans in parallel, and checks
+every split.
 
-A block is cut at the last place that looks like the start of an event, and the next block starts there at once. The guess is checked: only when
-the scan of a block ends exactly at its cut is the next block's result kept. Otherwise the next block is scanned again with what was left over, so
+A block is cut at the last place that looks like the start of an event, and the next block starts there at once. The
+guess is checked: only when
+the scan of a block ends exactly at its cut is the next block's result kept. Otherwise the next block is scanned again
+with what was left over, so
 no event is lost to a cut inside a string or a list. Memory: `jobs + 2` blocks.
 """
 
@@ -30,7 +33,8 @@ _SPLIT = re.compile(rb"\}\s*,\s*(?=\{)")
 
 @dataclass
 class Parsed:
-    """What came of one file: its rows, its counts (`scan`'s numbers), the document's other keys, and what was lost, in words."""
+    """What came of one file: its rows, its counts (`scan`'s numbers), the document's other keys, and what was lost, in
+    words."""
 
     path: Path
     source: int
@@ -129,7 +133,8 @@ class _Chain:
 
 
 def parse_file(path: Path, source: int, workers: Workers, progress: Callable[[int, int], None] | None = None) -> Parsed:
-    """Read one Chrome trace file into runs. Never raises for what the file holds; `Parsed.found` is False where it is no trace."""
+    """Read one Chrome trace file into runs. Never raises for what the file holds; `Parsed.found` is False where it is
+    no trace."""
     reader = Reader(path)
     parsed = Parsed(path, source, stats=np.zeros(scan.STATISTICS, np.int64), file_bytes=reader.size)
     try:
@@ -161,7 +166,8 @@ class _Counted:
 
 
 def _find_events(stream: Any, parsed: Parsed) -> bytes | None:
-    """Read up to the list of events; the bytes after its `[`, or None where no (further) list comes. Keeps the keys before it."""
+    """Read up to the list of events; the bytes after its `[`, or None where no (further) list comes. Keeps the keys
+    before it."""
     data, size, dropped = bytearray(), 1 << 16, False
     while True:
         piece = bytearray(size)
@@ -246,9 +252,7 @@ def _split(buffer: Any, count: int) -> int:
     """The last place that looks like an event's start; `count` where none does."""
     for reach in (1 << 14, 1 << 18, count):
         start = max(0, count - reach)
-        last = None
-        for last in _SPLIT.finditer(memoryview(buffer)[start:count]):
-            pass
-        if last is not None and start + last.end() > 0:
-            return start + last.end()
+        found = [match.end() for match in _SPLIT.finditer(memoryview(buffer)[start:count])]
+        if found:
+            return start + found[-1]
     return count

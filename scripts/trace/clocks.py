@@ -1,8 +1,11 @@
 """The ranks' clocks on one: offsets from the collectives that ranks share, with the residual.
 
-A collective ends on all its ranks at nearly the same moment (the last to arrive lets all go), so the median difference of the ends of matching
-collectives is the difference of the clocks, and the spread around it says how well that is known. Matching is by what was done (name,
-group, size, type) and order; where the windows hold different numbers of them, the shift with the smallest spread counts.
+A collective ends on all its ranks at nearly the same moment (the last to arrive lets all go), so the median difference
+of the ends of matching
+collectives is the difference of the clocks, and the spread around it says how well that is known. Matching is by what
+was done (name,
+group, size, type) and order; where the windows hold different numbers of them, the shift with the smallest spread
+counts.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ ENOUGH = 3
 def offsets(
     bases: dict[int, int | None], collectives: dict[int, list[tuple[str, int, int]]]
 ) -> dict[int, dict[str, Any]]:
-    """For each rank `{"base_ns", "offset_ns", "residual_ns", "shared", "method"}`; adding offset_ns puts its times on the first rank's clock.
+    """For each rank `{"base_ns", "offset_ns", "residual_ns", "shared", "method"}`; adding offset_ns puts its times on
+    the first rank's clock.
 
-    `bases`: the clock base that each trace names (baseTimeNanoseconds), None where it names none. The residual is the median absolute
+    `bases`: the clock base that each trace names (baseTimeNanoseconds), None where it names none. The residual is the
+    median absolute
     deviation of the matched ends; both are None where no collective is shared and no base tells.
     """
     if not bases:

@@ -1,6 +1,7 @@
 """What stands around a trace's events: where the list of events begins, and the document's other keys.
 
-Works on fragments, because the keys may stand before or after the events, nested, cut or malformed; the events never depend on them.
+Works on fragments, because the keys may stand before or after the events, nested, cut or malformed; the events never
+depend on them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 def events_start(data: bytes) -> int:
-    """Place after the `[` of the list of events, or -1. A document that is a list of objects is the list of events itself."""
+    """Place after the `[` of the list of events, or -1. A document that is a list of objects is the list of events
+    itself."""
     start = len(data) - len(data.lstrip(b" \t\r\n\0"))
     if data[start : start + 1] == b"[":
         return start + 1
@@ -25,7 +27,8 @@ def events_start(data: bytes) -> int:
 
 
 def keys(fragment: bytes) -> tuple[dict[str, Any], int]:
-    """(the keys and values of a piece of an object, bytes of something else after its end). Values that are no JSON are left out."""
+    """(the keys and values of a piece of an object, bytes of something else after its end). Values that are no JSON
+    are left out."""
     text = fragment.decode("utf-8", errors="backslashreplace").strip(" \t\r\n\0").removeprefix("{")
     found: dict[str, Any] = {}
     at = 0
@@ -33,7 +36,7 @@ def keys(fragment: bytes) -> tuple[dict[str, Any], int]:
         try:
             value, at = _DECODER.raw_decode(text, match.end())
             found[match[1]] = value
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # noqa: PERF203
             following = _NEXT_KEY.search(text, match.end())
             if not following:
                 return found, 0

@@ -1,8 +1,11 @@
-"""Nsight Systems exports (`nsys export --type sqlite`, schemas 3.11 to 3.25) as the same tables as a torch.profiler trace.
+"""Nsight Systems exports (`nsys export --type sqlite`, schemas 3.11 to 3.25) as the same tables as a torch.profiler
+trace.
 
-Tables and columns that an export lacks are done without; those that have no place in our tables are named, with their rows, in
+Tables and columns that an export lacks are done without; those that have no place in our tables are named, with their
+rows, in
 quality.json (`not_carried`). Batches come through ADBC as Arrow, so no row becomes a Python object: 0.7 us a row.
-Each kernel, copy and memset gets the innermost NVTX range around its launch (`range`): one sweep over ranges and calls, linear after a sort.
+Each kernel, copy and memset gets the innermost NVTX range around its launch (`range`): one sweep over ranges and
+calls, linear after a sort.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ def is_export(path: Path) -> bool:
 
 
 def parse_file(path: Path, source: int, spool: Spool, kernel: Any) -> Parsed:
-    """Read an export into runs. `Parsed.found` is False where the database holds none of the event tables, or is damaged."""
+    """Read an export into runs. `Parsed.found` is False where the database holds none of the event tables, or is
+    damaged."""
     parsed = Parsed(
         path, source, stats=np.zeros(scan.STATISTICS, np.int64), file_bytes=path.stat().st_size, kind="nsys"
     )
@@ -104,7 +108,8 @@ class _Export:
             self.arrow.close()
 
     def batches(self, table: str, wanted: list[str], where: str = "") -> Iterator[dict[str, Any]]:
-        """The wanted columns of a table in batches, as int64 arrays with `scan.NULL`; None for a column that it lacks."""
+        """The wanted columns of a table in batches, as int64 arrays with `scan.NULL`; None for a column that it
+        lacks."""
         there = [name for name in wanted if name in self.columns.get(table, ())]
         if not there:
             return
@@ -164,9 +169,9 @@ class _Export:
 
 
 def _read_all(export: _Export) -> None:
-    for table in _READERS:
+    for table, read in _READERS.items():
         if table in export.columns:
-            _READERS[table](export, table)
+            read(export, table)
     _read_names(export)
     _read_header(export)
 
@@ -273,7 +278,8 @@ def _process_key(ids: Any, correlations: Any) -> Any:
 
 
 def _range_finder(export: _Export) -> Callable[[Any], Any]:
-    """A function from (process, correlation) keys to the text number of the innermost range around the launch, -1 for none."""
+    """A function from (process, correlation) keys to the text number of the innermost range around the launch, -1 for
+    none."""
     if export.sought is not None:
         return export.sought
     if not export.ranges["track"] or not export.calls["track"]:
@@ -302,7 +308,8 @@ def _range_finder(export: _Export) -> Callable[[Any], Any]:
 def enclosing(tracks: Any, starts: Any, ends: Any, call_tracks: Any, call_times: Any, *, kernel: Any = scan) -> Any:
     """Index of the innermost range of its track that each call lies in, -1 for none. Linear after two sorts.
 
-    All int64; ranges [start, end) that nest on their track (push/pop); they need not be sorted. Where they do not nest, the latest to
+    All int64; ranges [start, end) that nest on their track (push/pop); they need not be sorted. Where they do not
+    nest, the latest to
     begin counts.
     """
     by_range = np.lexsort((-ends, starts, tracks))
@@ -321,7 +328,7 @@ def _device_columns(export: _Export, batch: dict[str, Any]) -> dict[Any, Any]:
     rows = len(batch["start"])
     device = batch["deviceId"] if batch["deviceId"] is not None else np.full(rows, scan.NULL)
     stream = batch["streamId"] if batch["streamId"] is not None else np.full(rows, scan.NULL)
-    columns = {
+    columns: dict[Any, Any] = {
         scan.TS: batch["start"],
         scan.DUR: _length(batch),
         scan.PID: export.texts_of(device, str),
@@ -416,11 +423,19 @@ def _read_syncs(export: _Export, table: str) -> None:
 def _read_host(export: _Export, table: str) -> None:
     """Library and operating system calls: name, start, end, thread."""
     cls = "runtime" if table == "OSRT_API" else "annotation"
-    category = export.text({"OSRT_API": "osrt", "PROFILER_OVERHEAD": "overhead"}.get(table, table.partition("_")[0].lower()))
+    category = export.text(
+        {"OSRT_API": "osrt", "PROFILER_OVERHEAD": "overhead"}.get(table, table.partition("_")[0].lower())
+    )
     for batch in export.batches(table, ["start", "end", "globalTid", "nameId"]):
         tids = batch["globalTid"] if batch["globalTid"] is not None else np.zeros(len(batch["start"]), np.int64)
         pid, tid = export.process_and_thread(tids)
-        columns = {scan.TS: batch["start"], scan.DUR: _length(batch), scan.CAT: category, scan.PID: pid, scan.TID: tid}
+        columns: dict[Any, Any] = {
+            scan.TS: batch["start"],
+            scan.DUR: _length(batch),
+            scan.CAT: category,
+            scan.PID: pid,
+            scan.TID: tid,
+        }
         columns[scan.NAME] = None if batch["nameId"] is None else export.named(batch["nameId"])
         if cls == "annotation":
             columns["phase"] = export.text("X")
@@ -433,7 +448,11 @@ def _read_memory(export: _Export, table: str) -> None:
         size, kind = batch["bytes"], batch["memoryOperationType"]
         if size is not None and kind is not None:
             size = np.where((kind == 1) & (size != scan.NULL), -size, size)  # 1 is the release
-        columns = {scan.TS: batch["start"], scan.CAT: export.text("cuda_memory"), scan.NAME: export.text("[memory]")}
+        columns: dict[Any, Any] = {
+            scan.TS: batch["start"],
+            scan.CAT: export.text("cuda_memory"),
+            scan.NAME: export.text("[memory]"),
+        }
         columns |= {"address": batch["address"], "bytes": size, "device": batch["deviceId"]}
         export.add("memory", columns)
 
@@ -470,7 +489,12 @@ def _read_names(export: _Export) -> None:
         else:
             labels = np.array([-1 if row[1] is None else export.text(str(row[1])) for row in rows], np.int32)
         pid, tid = export.process_and_thread(ids)
-        columns = {scan.TS: np.full(len(ids), scan.NULL), scan.NAME: export.text(name), scan.PID: pid, scan.TID: tid}
+        columns: dict[Any, Any] = {
+            scan.TS: np.full(len(ids), scan.NULL),
+            scan.NAME: export.text(name),
+            scan.PID: pid,
+            scan.TID: tid,
+        }
         export.add("metadata", {**columns, "label": labels})
         export.untimed -= len(ids)
 
@@ -542,7 +566,8 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def _adbc(path: Path) -> Any:
-    """An ADBC connection, or None where the driver is not installed (then rows go through sqlite3, three times slower)."""
+    """An ADBC connection, or None where the driver is not installed (then rows go through sqlite3, three times
+    slower)."""
     try:
         from adbc_driver_sqlite import dbapi
     except ImportError:

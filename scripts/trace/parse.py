@@ -1,14 +1,18 @@
 """torch.profiler traces and Nsight Systems exports to Parquet tables, exactly and in bounded memory.
 
-`python -m scripts.trace.parse TRACE... -o DIR [--jobs N] [--rank R]` writes `DIR/events/<class>.parquet` (columns: `scripts.trace.dataset`)
-and `DIR/quality.json`: what was read, repaired and lost. One trace a rank; the rank is the trace's own (distributedInfo), else the file
-name's (rank3, worker3), else R for the first file, R+1 for the next. An input that is no trace is refused: alone, with exit 2 and nothing written;
+`python -m scripts.trace.parse TRACE... -o DIR [--jobs N] [--rank R]` writes `DIR/events/<class>.parquet` (columns:
+`scripts.trace.dataset`)
+and `DIR/quality.json`: what was read, repaired and lost. One trace a rank; the rank is the trace's own
+(distributedInfo), else the file
+name's (rank3, worker3), else R for the first file, R+1 for the next. An input that is no trace is refused: alone, with
+exit 2 and nothing written;
 among others, it is left out, named on stderr and in quality.json, whose status is then `partial`.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shutil
@@ -56,7 +60,8 @@ def parse(
 ) -> dict[str, Any]:
     """Parse traces into `out`; returns the contents of `quality.json`.
 
-    `plain` chooses the scanner without numba (None: by size and by what is installed). Raises InputError where a file is missing or
+    `plain` chooses the scanner without numba (None: by size and by what is installed). Raises InputError where a file
+    is missing or
     none is a trace; then `out` is as it was.
     """
     for path in paths:
@@ -237,7 +242,7 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_finite(item) for item in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value.encode("utf-8", errors="replace").decode() if isinstance(value, str) else value
 

@@ -1,7 +1,10 @@
-"""The scanner without numba: for small traces, where loading compiled code costs more than it saves, and where numba is missing.
+"""The scanner without numba: for small traces, where loading compiled code costs more than it saves, and where numba
+is missing.
 
-Each event goes through `json`'s C scanner; what that refuses, and what is rare, goes through `scan.scan` as plain Python, one event at a
-time. So the rows, the repairs and the counts are those of the compiled scanner. About 12 us an event (25 MB/s), ten times the compiled scanner.
+Each event goes through `json`'s C scanner; what that refuses, and what is rare, goes through `scan.scan` as plain
+Python, one event at a
+time. So the rows, the repairs and the counts are those of the compiled scanner. About 12 us an event (25 MB/s), ten
+times the compiled scanner.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ def _refuse(word: str) -> Any:
     raise ValueError(word)
 
 
-_scan_once = json.JSONDecoder(parse_float=Real, parse_constant=_refuse).scan_once
+_scan_once: Any = json.JSONDecoder(parse_float=Real, parse_constant=_refuse).scan_once  # type: ignore[attr-defined]
 
 
 class _Layout:
@@ -108,7 +111,8 @@ class PlainScanner:
         self.general.finish()
 
     def _store(self, event: dict[str, Any], stats: Any) -> None:
-        """Append the event's rows. Raises _Unusual, before it changes anything, for what the general scanner must read."""
+        """Append the event's rows. Raises _Unusual, before it changes anything, for what the general scanner must
+        read."""
         phase, name, arguments = event.get("ph"), event.get("name"), event.get("args")
         if type(phase) is not str or not phase or (type(arguments) is not dict and "args" in event):
             raise _Unusual
@@ -176,7 +180,7 @@ class PlainScanner:
         for key, value in arguments.items():
             kind = type(value)
             if series is not None and (kind is int or kind is Real):
-                series.append((self._text(key), scan.float_bits(float(value) or 0.0)))
+                series.append((self._text(key), scan.float_bits(float(value) or 0.0)))  # type: ignore[call-arg]
                 continue
             place, column = layout.keys.get(key, (0, ""))
             if place and row[place] == scan.NULL:
@@ -196,7 +200,7 @@ class PlainScanner:
                         row[place] = value
                         continue
                 elif kind is int or kind is Real:
-                    row[place] = scan.float_bits(float(value) or 0.0)
+                    row[place] = scan.float_bits(float(value) or 0.0)  # type: ignore[call-arg]
                     continue
                 if value is None:
                     continue
@@ -309,7 +313,7 @@ def _class_of(phase: str, name: Any, category: Any, arguments: Any) -> int:
     return scan.GPU if arguments and "Task Type" in arguments else scan.ANNOTATION
 
 
-def _joined(texts: list[bytes | None], order: Any, lengths: Any) -> Any:
+def _joined(texts: list[bytes | None], order: Any, _: Any) -> Any:
     return np.frombuffer(b"".join(texts[place] or b"" for place in order.tolist()), np.uint8)
 
 

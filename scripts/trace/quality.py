@@ -1,6 +1,8 @@
-"""What can be trusted in a parsed trace: counts of loss, and of things that make views wrong (orphans, overlaps, odd durations).
+"""What can be trusted in a parsed trace: counts of loss, and of things that make views wrong (orphans, overlaps, odd
+durations).
 
-A `Survey` looks at the rows of one class and rank as they are written, in time order, in O(rows); `rank_report` puts a rank's surveys together.
+A `Survey` looks at the rows of one class and rank as they are written, in time order, in O(rows); `rank_report` puts a
+rank's surveys together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Sorted runs of rows, kept in a spool, and their merge into one sorted table a class: an external sort.
 
-A scanner gives up its rows block by block. Each block's rows of a class become a run, sorted by time; its texts are numbers of a `Dictionary`.
-`merged` cuts the runs of a class at the same times into groups of about `GROUP` rows and gives each group as one Arrow table, so memory does
+A scanner gives up its rows block by block. Each block's rows of a class become a run, sorted by time; its texts are
+numbers of a `Dictionary`.
+`merged` cuts the runs of a class at the same times into groups of about `GROUP` rows and gives each group as one Arrow
+table, so memory does
 not grow with the trace. Cost: each column is written to the spool once, read once, and gathered once in time order.
 """
 
@@ -42,7 +44,7 @@ class Spool:
                 self.room -= array.nbytes
                 return Stored(array, None, 0, array.dtype, len(array))
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix=".spool-", dir=self.folder)
+                self._file = tempfile.TemporaryFile(prefix=".spool-", dir=self.folder)  # noqa: SIM115
             place = self._end
             self._end += array.nbytes
         view = memoryview(array).cast("B")
@@ -87,7 +89,8 @@ class Stored:
 
 
 class Dictionary:
-    """Texts by number, for one stretch of a scanner's work. `values` gives them as an Arrow array, decoded and in normal form."""
+    """Texts by number, for one stretch of a scanner's work. `values` gives them as an Arrow array, decoded and in
+    normal form."""
 
     def __init__(self) -> None:
         self.repaired = 0
@@ -96,7 +99,8 @@ class Dictionary:
         self._lock = threading.Lock()  # the classes are written side by side
 
     def freeze(self, make: Callable[[], tuple[Any, int]]) -> None:
-        """Set how the texts are made: a function that gives the array and how many texts had bytes that are no UTF-8."""
+        """Set how the texts are made: a function that gives the array and how many texts had bytes that are no
+        UTF-8."""
         self._make = make
 
     def values(self) -> pa.Array:
@@ -110,7 +114,8 @@ class Dictionary:
 
 @dataclass
 class Run:
-    """Rows of one class and one input, sorted by time. `columns` by the scanner's numbers; `raw` the bytes of the `args` column."""
+    """Rows of one class and one input, sorted by time. `columns` by the scanner's numbers; `raw` the bytes of the
+    `args` column."""
 
     cls: int
     source: int
@@ -132,7 +137,7 @@ class Run:
         return start + int(np.searchsorted(times, time, "left"))
 
 
-def make_run(
+def make_run(  # noqa: PLR0917
     spool: Spool,
     cls: int,
     source: int,
@@ -141,9 +146,11 @@ def make_run(
     raw: Any,
     gather: Callable[[Any, Any, Any], Any],
 ) -> Run:
-    """Sort rows by time (stable) and put them away. Text columns are int32 with -1 for null, the others int64 with `scan.NULL`.
+    """Sort rows by time (stable) and put them away. Text columns are int32 with -1 for null, the others int64 with
+    `scan.NULL`.
 
-    The columns ARGS and ARGS_LENGTH say where in `raw` each row's raw arguments stand; `gather(raw, starts, lengths)` copies them in order.
+    The columns ARGS and ARGS_LENGTH say where in `raw` each row's raw arguments stand; `gather(raw, starts, lengths)`
+    copies them in order.
     """
     times = columns[scan.TS]
     if len(times) > 1 and not (times[1:] >= times[:-1]).all():
@@ -182,7 +189,8 @@ def present(runs: list[Run], cls: str) -> list[str]:
 
 
 def merged(runs: list[Run], cls: str, rank: int, columns: list[str]) -> Iterator[pa.Table]:
-    """The rows of these runs (one class, one rank) in time order, ties in the order of the file, as tables with `columns`."""
+    """The rows of these runs (one class, one rank) in time order, ties in the order of the file, as tables with
+    `columns`."""
     for parts in _groups(runs):
         yield _table(parts, cls, rank, columns)
 
@@ -277,7 +285,8 @@ def _column(parts: list[tuple[Run, int, int]], number: int, rows: int, dtype: An
 
 
 def _texts(parts: list[tuple[Run, int, int]], number: int, rows: int, order: Any) -> pa.Array:
-    """A text column as a dictionary array: only the texts that occur, sorted, so that the file does not depend on thread timing."""
+    """A text column as a dictionary array: only the texts that occur, sorted, so that the file does not depend on
+    thread timing."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

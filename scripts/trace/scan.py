@@ -1,16 +1,22 @@
 """The scanner: bytes of a trace's event array to rows of typed integers, in one pass.
 
-One source at two speeds: imported as `scripts.trace.scan` it is plain Python, which `pure` uses for the events that `json` refuses;
+One source at two speeds: imported as `scripts.trace.scan` it is plain Python, which `pure` uses for the events that
+`json` refuses;
 `scripts.trace.scan_compiled` runs the same text under numba. Both give the same rows and the same count of losses.
 
-Cost model (compiled): 2-3 ns a byte; each byte of an event is looked at once, strings eight bytes at a time, each text is hashed and
+Cost model (compiled): 2-3 ns a byte; each byte of an event is looked at once, strings eight bytes at a time, each text
+is hashed and
 compared once and copied only when it is new. Memory is what the caller allocates; the bytes are never kept.
 
-Nothing is dropped in silence: an event is stored, stored after a repair (counted), or counted as bad with its bytes, and the scan goes on at
-the next event. Repairs: unescaped quotes and raw backslashes in strings, bare words (inf, nan, N/A), keys without their first quote, stray commas.
+Nothing is dropped in silence: an event is stored, stored after a repair (counted), or counted as bad with its bytes,
+and the scan goes on at
+the next event. Repairs: unescaped quotes and raw backslashes in strings, bare words (inf, nan, N/A), keys without
+their first quote, stray commas.
 """
 
-# ruff: noqa: SIM102
+# ruff: noqa: ARG001, E741, PLR0917, PLR1714, PLR1730, SIM102, SIM109, SIM114
+# Compiled code: comparisons are spelled out because tuples cost; numba checks the types, mypy cannot.
+# mypy: ignore-errors
 from __future__ import annotations
 
 import struct
@@ -31,11 +37,12 @@ if COMPILED:
     from numba.extending import intrinsic
 
     U, I = np.uint64, np.int64
-    # The scanner allocates nothing, so it is compiled without reference counts, whose atomic updates cost half its time.
+    # The scanner allocates nothing, so it is compiled without reference counts, whose atomic updates cost half its
+    # time.
     jit = njit(cache=True, nogil=True, boundscheck=False, error_model="numpy", _nrt=False)
     allocating = njit(cache=True, nogil=True, error_model="numpy")
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def load64(_: Any, data: Any, index: Any) -> Any:
         """Eight bytes at any place, little endian; the caller pads its arrays."""
 
@@ -47,7 +54,7 @@ if COMPILED:
 
         return types.uint64(data, types.int64), generate
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def lowest_byte(_: Any, word: Any) -> Any:
         """Index of the byte that holds the lowest set bit of a word that is not zero."""
 
@@ -57,7 +64,7 @@ if COMPILED:
 
         return types.int64(types.uint64), generate
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def float_bits(_: Any, value: Any) -> Any:
         """The bits of a double as int64."""
 
@@ -68,7 +75,7 @@ if COMPILED:
 
     _strtod = types.ExternalFunction("strtod", types.float64(types.intp, types.intp))
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def address(_: Any, data: Any, index: Any) -> Any:
         """Where an element of a byte array is in memory."""
 
@@ -108,12 +115,14 @@ else:
 # What a call of `scan` can end with.
 DONE, END, FULL, UNFINISHED, LIMIT = 0, 1, 2, 3, 4
 _UNFINISHED, _BROKEN = -1, -2
-# Kinds of values. TEXT and JSON are also the kinds of interned strings: what stood between quotes (or a number), and raw JSON.
+# Kinds of values. TEXT and JSON are also the kinds of interned strings: what stood between quotes (or a number), and
+# raw JSON.
 NONE, TEXT, INTEGER, NUMBER, TRUE, FALSE, NIL, JSON, BARE, DIRTY = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 # Counts that `scan` keeps.
 EVENTS, BAD, REPAIRED, LOST_BYTES, TRUNCATED, NO_PHASE, NO_TIME, NO_DURATION, ROUNDED, NUL_BYTES, UNCLOSED = range(11)
 STATISTICS = 16
-# `cursor`: interned strings, bytes of their text, bytes of raw arguments, whether the last new string held a zero hole, and whether
+# `cursor`: interned strings, bytes of their text, bytes of raw arguments, whether the last new string held a zero
+# hole, and whether
 # the last event was bad, so that the place may be inside one.
 STRINGS, BLOB, RAW, HOLE, ADRIFT = range(5)
 
@@ -151,9 +160,10 @@ _OWN = ("name", "cat", "pid", "tid", "ts", "dur", "id", "ph", "bp", "s")
 W_NAME, W_CAT, W_PID, W_TID, W_TS, W_DUR, W_ID, W_PH, W_BP, W_S, W_ARGS = range(11)
 OWN = len(_OWN)
 _DOCUMENT = (
-    "traceName", "displayTimeUnit", "baseTimeNanoseconds", "schemaVersion", "deviceProperties", "distributedInfo", "INFO",
-    "WARNING", "ERROR", "otherData", "metadata", "stackFrames", "samples", "systemTraceEvents", "record_shapes", "with_stack",
-    "profile_memory", "trace_id", "cupti_version", "cuda_runtime_version", "cuda_driver_version", "with_flops", "with_modules",
+    "traceName", "displayTimeUnit", "baseTimeNanoseconds", "schemaVersion", "deviceProperties",
+    "distributedInfo", "INFO", "WARNING", "ERROR", "otherData", "metadata", "stackFrames", "samples",
+    "systemTraceEvents", "record_shapes", "with_stack", "profile_memory", "trace_id", "cupti_version",
+    "cuda_runtime_version", "cuda_driver_version", "with_flops", "with_modules",
 )  # fmt: skip
 _CATEGORIES = {
     **dict.fromkeys(dataset.GPU_CATEGORIES, GPU),
@@ -282,7 +292,8 @@ def string_end(buf, i, end):
 
 @jit
 def _closes(buf, quote, end):
-    """1 where the quote at `quote` surely ends a value (`}`, `]`, or a comma and a key follow), 0 where not, -1 where the bytes end."""
+    """1 where the quote at `quote` surely ends a value (`}`, `]`, or a comma and a key follow), 0 where not, -1 where
+    the bytes end."""
     k = skip(buf, quote + 1, end)
     if k >= end:
         return -1
@@ -317,7 +328,8 @@ def _key_follows(buf, k, end):
 
 @jit
 def repaired_end(buf, i, end, final):
-    """Where a string ends whose quotes or backslashes are not escaped: the first quote after which a key or a closing bracket follows."""
+    """Where a string ends whose quotes or backslashes are not escaped: the first quote after which a key or a closing
+    bracket follows."""
     stop = i + REPAIR_REACH
     while i < end and i < stop:
         c = buf[i]
@@ -335,8 +347,8 @@ def repaired_end(buf, i, end, final):
 
 @jit
 def number_end(buf, i, end):
-    """(place after a JSON number, whether it is an integer, its value or 0), place -1 where it is none. 18 digits at most count as integer."""
-    start = i
+    """(place after a JSON number, whether it is an integer, its value or 0), place -1 where it is none. 18 digits at
+    most count as integer."""
     negative = buf[i] == 45
     if negative:
         i += 1
@@ -424,7 +436,8 @@ def _literal(buf, i, j):
 
 @jit
 def nested_end(buf, i, end):
-    """Place after the list or object that opens at `i`: -1 unfinished, -2 where it is no JSON (bare words are let pass)."""
+    """Place after the list or object that opens at `i`: -1 unfinished, -2 where it is no JSON (bare words are let
+    pass)."""
     objects, colons, depth = 0, 0, 0
     before = 2  # 0 after an opening bracket, 1 after a value, 2 after a comma or colon
     text = False  # whether the last value was a string: only that can be a key
@@ -484,7 +497,8 @@ def nested_end(buf, i, end):
 
 @jit
 def value_at(buf, i, end, final):
-    """(kind, first byte, place after the last, place to go on, integer value) of the value at `i`; kind < 0: unfinished, broken."""
+    """(kind, first byte, place after the last, place to go on, integer value) of the value at `i`; kind < 0:
+    unfinished, broken."""
     c = buf[i]
     if c == 34:
         j = string_end(buf, i + 1, end)
@@ -521,7 +535,8 @@ def value_at(buf, i, end, final):
 
 @jit
 def _holed(buf, i, j):
-    """Whether eight zero bytes in a row stand in [i, j): a lost page joined two events, which shows as a key that comes twice."""
+    """Whether eight zero bytes in a row stand in [i, j): a lost page joined two events, which shows as a key that
+    comes twice."""
     zeros = 0
     while i < j:
         zeros = zeros + 1 if buf[i] == 0 else 0
@@ -535,7 +550,8 @@ def _holed(buf, i, j):
 def event_at(buf, pos, end, final, top, entry):
     """Find the parts of the event whose `{` is at `pos`: (place after it or < 0, entries, whether it needed a repair).
 
-    `top[key] = (kind, first, after, value)` for the event's own keys; `entry[n] = (key first, after, word, kind, first, after, value,
+    `top[key] = (kind, first, after, value)` for the event's own keys; `entry[n] = (key first, after, word, kind,
+    first, after, value,
     own)` for each argument, and for the event's other keys (own 1).
     """
     for key in range(OWN):
@@ -758,7 +774,8 @@ def intern(buf, i, j, kind, cursor, table, hashes, offsets, kinds, blob):
 
 @jit
 def copy_string(buf, i, j, out, o):
-    """Copy what stands between quotes so that it is valid JSON: stray quotes, backslashes and control characters escaped."""
+    """Copy what stands between quotes so that it is valid JSON: stray quotes, backslashes and control characters
+    escaped."""
     while i < j:
         c = buf[i]
         if c == 92:
@@ -1112,7 +1129,8 @@ def resync(buf, i, end, final):
 
 @jit
 def ends_list(buf, i, end, final, adrift):
-    """Whether the `]` before `i` ends the list of events: 1, 0, or -1 where the bytes end. `adrift`: it may as well end an argument."""
+    """Whether the `]` before `i` ends the list of events: 1, 0, or -1 where the bytes end. `adrift`: it may as well
+    end an argument."""
     while i < end and (buf[i] == 125 or buf[i] == 93 or buf[i] <= 32):
         i += 1
     if i >= end:
@@ -1133,8 +1151,10 @@ def scan(
 ):
     """Store the events of `buf[pos:end]`, at most `limit` of them: (how it ended, the place to go on).
 
-    DONE: all of it. END: the list's `]` came. UNFINISHED: the event at the place reaches past the end; call again with more bytes. FULL:
-    take the rows first. LIMIT: that many were stored. With `final` nothing follows, and what is unfinished is counted as truncated.
+    DONE: all of it. END: the list's `]` came. UNFINISHED: the event at the place reaches past the end; call again with
+    more bytes. FULL:
+    take the rows first. LIMIT: that many were stored. With `final` nothing follows, and what is unfinished is counted
+    as truncated.
     """
     while True:
         while pos < end:
@@ -1249,7 +1269,8 @@ def gather(raw, starts, lengths):
 
 @jit
 def normalise(blob, offsets, kinds, out, starts, care):
-    """Write interned texts to `out`, JSON without white space; `care[i]`: it has escapes or bytes beyond ASCII. Bytes written."""
+    """Write interned texts to `out`, JSON without white space; `care[i]`: it has escapes or bytes beyond ASCII. Bytes
+    written."""
     o = 0
     for n in range(len(kinds)):
         i, j = offsets[n], offsets[n + 1]
@@ -1270,7 +1291,8 @@ def normalise(blob, offsets, kinds, out, starts, care):
 
 @jit
 def overlapping(tracks, starts, ends, last):
-    """Events that start before an earlier one of their track ended. `last[track]` carries the latest end between calls."""
+    """Events that start before an earlier one of their track ended. `last[track]` carries the latest end between
+    calls."""
     count = 0
     for i in range(len(tracks)):
         track = tracks[i]
@@ -1283,7 +1305,8 @@ def overlapping(tracks, starts, ends, last):
 
 @jit
 def crossing(tracks, starts, ends, open_starts, open_ends, depth):
-    """Events that start inside another of their track and end after it. The `open_*[track, level]` stacks carry on between calls."""
+    """Events that start inside another of their track and end after it. The `open_*[track, level]` stacks carry on
+    between calls."""
     count = 0
     for i in range(len(tracks)):
         track = tracks[i]
@@ -1302,7 +1325,8 @@ def crossing(tracks, starts, ends, open_starts, open_ends, depth):
 
 @allocating
 def innermost(tracks, starts, ends, call_tracks, call_times, found):
-    """Innermost range around each call. Ranges sorted by (track, start, longest first), calls by (track, time); `found` starts as -1."""
+    """Innermost range around each call. Ranges sorted by (track, start, longest first), calls by (track, time);
+    `found` starts as -1."""
     stack = np.empty(len(tracks) + 1, np.int64)
     depth, following = 0, 0
     for call in range(len(call_tracks)):

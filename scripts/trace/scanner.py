@@ -1,4 +1,5 @@
-"""The compiled scanner's working memory, and how its rows become runs. One `Scanner` a thread; `scan` releases the GIL."""
+"""The compiled scanner's working memory, and how its rows become runs. One `Scanner` a thread; `scan` releases the
+GIL."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ PADDING = 16
 
 
 class Scanner:
-    """Scans blocks of an event array into runs. About 15 MB of touched memory for typical traces, 300 MB of address space."""
+    """Scans blocks of an event array into runs. About 15 MB of touched memory for typical traces, 300 MB of address
+    space."""
 
     def __init__(self, spool: Spool, kernel: Any = None) -> None:
         self.spool = spool
@@ -34,7 +36,8 @@ class Scanner:
         self.dictionary = Dictionary()
 
     def scan(self, data: Any, start: int, stop: int, final: bool, source: int) -> tuple[int, int, list[Run], Any]:
-        """Scan `data[start:stop]` (uint8, PADDING bytes longer): (how it ended, place, runs, counts). See `scan.scan`."""
+        """Scan `data[start:stop]` (uint8, PADDING bytes longer): (how it ended, place, runs, counts). See
+        `scan.scan`."""
         runs: list[Run] = []
         stats = np.zeros(self.kernel.STATISTICS, np.int64)
         self.cursor[self.kernel.ADRIFT] = 0
@@ -44,7 +47,9 @@ class Scanner:
             if status != self.kernel.FULL:
                 return status, start, runs, stats
 
-    def step(self, data: Any, start: int, stop: int, final: bool, limit: int, stats: Any) -> tuple[int, int]:
+    def step(  # noqa: PLR0917
+        self, data: Any, start: int, stop: int, final: bool, limit: int, stats: Any
+    ) -> tuple[int, int]:
         """One call of `scan.scan` with this working memory; the rows stay here until `take_rows`."""
         status, place = self.kernel.scan(
             data, start, stop, final, limit, self.cols, self.fill, self.rows, self.cursor, self.table, self.hashes,

@@ -1,4 +1,5 @@
-"""The bytes of a trace file as a stream: plain or gzip by content (never by suffix), any Unicode encoding, in bounded memory.
+"""The bytes of a trace file as a stream: plain or gzip by content (never by suffix), any Unicode encoding, in bounded
+memory.
 
 A cut or corrupt gzip file gives every byte that can still be inflated; `Reader.loss` says what was lost.
 """
@@ -10,10 +11,11 @@ import zlib
 from pathlib import Path
 from typing import IO, Any
 
+inflate: Any
 try:
     from isal import isal_zlib as inflate  # about four times faster than zlib
 except ImportError:
-    inflate = zlib  # type: ignore[assignment]
+    inflate = zlib
 
 FEED = 1 << 16
 GZIP = b"\x1f\x8b"
@@ -129,7 +131,8 @@ class _File(_Source):
 
 
 class _Inflated(_Source):
-    """gzip, member after member. On corrupt data the member is inflated again in small steps, to get its last whole bytes."""
+    """gzip, member after member. On corrupt data the member is inflated again in small steps, to get its last whole
+    bytes."""
 
     def __init__(self, source: _Source, reader: Reader) -> None:
         super().__init__()

@@ -10,7 +10,8 @@ _MEANING = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r"
 
 
 def decoded(raw: bytes) -> tuple[str, bool]:
-    """(the text between a string's quotes, whether bytes had to be repaired). Backslashes that escape nothing stay as they are."""
+    """(the text between a string's quotes, whether bytes had to be repaired). Backslashes that escape nothing stay as
+    they are."""
     try:
         text, repaired = raw.decode("utf-8"), False
     except UnicodeDecodeError:

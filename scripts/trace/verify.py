@@ -1,8 +1,11 @@
 """Exactness: every event of a trace, as `json` with exact decimals reads it, against the tables that the parser writes.
 
-`python -m scripts.trace.verify TRACE... [--plain] [--jobs N]` parses each file into a temporary folder and compares every event: times
-(int64 nanoseconds), pid, tid, name, category, id, and every argument, in its column or in the raw JSON. Exit 1 where one differs.
-The oracle shares nothing with the parser but the names of the columns and the categories' classes. It needs ten times the file in memory.
+`python -m scripts.trace.verify TRACE... [--plain] [--jobs N]` parses each file into a temporary folder and compares
+every event: times
+(int64 nanoseconds), pid, tid, name, category, id, and every argument, in its column or in the raw JSON. Exit 1 where
+one differs.
+The oracle shares nothing with the parser but the names of the columns and the categories' classes. It needs ten times
+the file in memory.
 """
 
 from __future__ import annotations

@@ -11,7 +11,11 @@ from scripts.trace import dataset
 
 
 def test_reads_what_it_wrote_in_order_with_every_column(tmp_path: Path) -> None:
-    rows = [{"ts_ns": 5, "name": "b", "stream": 7}, {"ts_ns": 2, "name": "a", "grid": "[1,1,1]"}, {"rank": 1, "ts_ns": 0}]
+    rows = [
+        {"ts_ns": 5, "name": "b", "stream": 7},
+        {"ts_ns": 2, "name": "a", "grid": "[1,1,1]"},
+        {"rank": 1, "ts_ns": 0},
+    ]
     dataset.write(tmp_path, "gpu", dataset.table("gpu", rows))
     table = dataset.read(tmp_path, "gpu")
     assert table.schema == dataset.schema("gpu")

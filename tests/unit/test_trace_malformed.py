@@ -1,4 +1,5 @@
-"""Every kind of malformed trace: no crash, the loss counted, the readable events kept, and both scanners of one mind."""
+"""Every kind of malformed trace: no crash, the loss counted, the readable events kept, and both scanners of one
+mind."""
 
 from __future__ import annotations
 
@@ -12,12 +13,17 @@ from scripts.common.errors import InputError
 from scripts.trace import compiled, dataset
 from scripts.trace.parse import parse
 
-needs_numba = pytest.mark.skipif(not compiled.available(), reason="numba is not installed: only the plain scanner can be tested")
+needs_numba = pytest.mark.skipif(
+    not compiled.available(), reason="numba is not installed: only the plain scanner can be tested"
+)
 
 
 def tables(folder: Path) -> dict[str, list]:
     """Rows of every class; events of the same time in any order."""
-    return {cls: sorted(dataset.read(folder, cls).to_pylist(), key=lambda row: json.dumps(row, sort_keys=True)) for cls in dataset.CLASSES}
+    return {
+        cls: sorted(dataset.read(folder, cls).to_pylist(), key=lambda row: json.dumps(row, sort_keys=True))
+        for cls in dataset.CLASSES
+    }
 
 
 def parsed(case: malformed.Case, folder: Path, plain: bool) -> dict:

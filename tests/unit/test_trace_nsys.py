@@ -1,5 +1,6 @@
 """Nsight Systems exports: made ones with and without the columns of later schemas, and two real ones."""
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import sqlite3
@@ -46,7 +47,11 @@ def export(path: Path, *, old: bool = False, drop: tuple[str, ...] = ()) -> Path
         ],
         "CUPTI_ACTIVITY_KIND_MEMCPY": [(52, 60, 0, 7, 3, 5 << 24, 4096, 1, 0, 2)],
         "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": [(61, 62, 0, 7, 4, 5 << 24, 3)],
-        "NVTX_EVENTS": [(0, 100, 59, None, THREAD, 4), (5, 25, 59, "inner", THREAD, None), (70, None, 34, "mark", THREAD, None)],
+        "NVTX_EVENTS": [
+            (0, 100, 59, None, THREAD, 4),
+            (5, 25, 59, "inner", THREAD, None),
+            (70, None, 34, "mark", THREAD, None),
+        ],
         "COMPOSITE_EVENTS": [(1, 0)] * 3,
     }
     for table, some in rows.items():
@@ -72,11 +77,17 @@ def test_rows_names_and_ranges(old: bool, tmp_path: Path) -> None:
     assert [r["name"] for r in runtime] == ["cudaLaunchKernel", "cudaLaunchKernel", "cuMemcpyHtoDAsync", "Stream Sync"]
     assert [r["cat"] for r in runtime] == ["cuda_runtime", "cuda_runtime", "cuda_driver", "cuda_sync"]
     notes = dataset.read(tmp_path / "out", "annotation", ["name", "dur_ns", "phase"]).to_pylist()
-    assert [(r["name"], r["dur_ns"], r["phase"]) for r in notes] == [("outer", 100, "X"), ("inner", 20, "X"), ("mark", None, "i")]
+    assert [(r["name"], r["dur_ns"], r["phase"]) for r in notes] == [
+        ("outer", 100, "X"),
+        ("inner", 20, "X"),
+        ("mark", None, "i"),
+    ]
     assert report["inputs"][0]["header"]["not_carried"] == {"COMPOSITE_EVENTS": 3}
 
 
-@pytest.mark.parametrize("table", ["StringIds", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_MEMCPY"])
+@pytest.mark.parametrize(
+    "table", ["StringIds", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_MEMCPY"]
+)
 def test_tables_may_be_missing(table: str, tmp_path: Path) -> None:
     report = parse([export(tmp_path / "t.sqlite", drop=(table,))], tmp_path / "out")
     assert report["classes"]["gpu"] == (2 if table.endswith("MEMCPY") else 3)
@@ -100,14 +111,30 @@ def test_another_database_is_refused(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 12)), max_size=12), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 45)), max_size=12))
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 12)), max_size=12),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 45)), max_size=12),
+)
 def test_the_sweep_finds_the_innermost_of_nested_ranges(ranges: list, calls: list) -> None:
     nested: list[tuple[int, int, int]] = []
     for track, start, length in ranges:  # keep only those that nest with all before
-        if all(t != track or s + n <= start or start + length <= s or (s <= start and start + length <= s + n) or (start <= s and s + n <= start + length) for t, s, n in nested):
+        if all(
+            t != track
+            or s + n <= start
+            or start + length <= s
+            or (s <= start and start + length <= s + n)
+            or (start <= s and s + n <= start + length)
+            for t, s, n in nested
+        ):
             nested.append((track, start, length))
     tracks, starts, lengths = (np.array([r[i] for r in nested], np.int64) for i in range(3))
-    found = nsys.enclosing(tracks, starts, starts + lengths, np.array([c[0] for c in calls], np.int64), np.array([c[1] for c in calls], np.int64))
+    found = nsys.enclosing(
+        tracks,
+        starts,
+        starts + lengths,
+        np.array([c[0] for c in calls], np.int64),
+        np.array([c[1] for c in calls], np.int64),
+    )
     for (track, time), index in zip(calls, found.tolist()):
         around = [n for t, s, n in nested if t == track and s <= time < s + n]
         assert (lengths[index] if index >= 0 else None) == min(around, default=None)

@@ -15,7 +15,9 @@ from scripts.trace.parse import main, parse
 from scripts.trace.verify import compare, verify
 
 TRACES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"the shared traces are not at {TRACES}: exactness on real traces is NOT tested")
+needs_traces = pytest.mark.skipif(
+    not TRACES.is_dir(), reason=f"the shared traces are not at {TRACES}: exactness on real traces is NOT tested"
+)
 
 
 def _write(path: Path, **header: object) -> Path:
@@ -105,7 +107,7 @@ def test_a_refusal_leaves_the_earlier_tables(tmp_path: Path) -> None:
     parse([_write(tmp_path / "a.json")], out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     (tmp_path / "bad.json").write_text("[]")
-    with pytest.raises(InputError, match="bad.json: not a trace"):
+    with pytest.raises(InputError, match=r"bad\.json: not a trace"):
         parse([tmp_path / "bad.json"], out)
     with pytest.raises(InputError, match="no such file"):
         parse([tmp_path / "missing.json"], out)
@@ -199,7 +201,10 @@ def test_small_real_traces_are_exact(plain: bool) -> None:
 
 
 @needs_traces
-@pytest.mark.parametrize("name", ["hta/nccl_parser_config__nccl_data.json.gz", "tracelens/mi300__ddp_resnet18_no_pool__train_resnet18.json.gz"])
+@pytest.mark.parametrize(
+    "name",
+    ["hta/nccl_parser_config__nccl_data.json.gz", "tracelens/mi300__ddp_resnet18_no_pool__train_resnet18.json.gz"],
+)
 def test_samples_of_large_real_traces_are_exact(name: str) -> None:
     result = verify(TRACES / name, every=23)
     assert result.differences == []

@@ -1,5 +1,6 @@
 """The scanner's parts against exact oracles: decimals, floats, hashes, words."""
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import json
@@ -83,7 +84,12 @@ def test_numbers_are_those_of_json(text: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
 def test_nested_values_end_where_json_ends(value: object) -> None:
     text = json.dumps([value], ensure_ascii=False, indent=1)
     data = text.encode() + b', "x"'
@@ -93,7 +99,9 @@ def test_nested_values_end_where_json_ends(value: object) -> None:
     assert json.loads(bytes(out[:size])) == [value]
 
 
-@pytest.mark.parametrize("text", ["[1 2]", "[1,]", "[,1]", "{1:2}", '{"a"}', '["a":1]', "[}", '{"a":1,}', '{"a" "b"}', "[1}"])
+@pytest.mark.parametrize(
+    "text", ["[1 2]", "[1,]", "[,1]", "{1:2}", '{"a"}', '["a":1]', "[}", '{"a":1,}', '{"a" "b"}', "[1}"]
+)
 def test_what_is_no_json_is_broken(text: str) -> None:
     assert scan.nested_end(text.encode(), 0, len(text)) == -2
 

@@ -1,7 +1,9 @@
 """Malformed traces as they occur in the wild: each kind makes a file from good events and says what must be kept of it.
 
-The kinds are those of public issues: truncated by a killed job, unescaped names (kineto PR 1459, 1508), raw backslashes (pytorch 98432), control
-characters (pytorch 130622), bare inf and N/A (kineto 105, 131), bytes that are no UTF-8 (kineto 80), a key without its first quote
+The kinds are those of public issues: truncated by a killed job, unescaped names (kineto PR 1459, 1508), raw
+backslashes (pytorch 98432), control
+characters (pytorch 130622), bare inf and N/A (kineto 105, 131), bytes that are no UTF-8 (kineto 80), a key without its
+first quote
 (pytorch 33961), times as strings (Ascend), and so on.
 """
 
@@ -19,7 +21,8 @@ COUNT = 400
 
 @dataclass
 class Case:
-    """A file, and what must come of it. `kept`: events at least; None: the file is refused. `lost`: whether quality must count a loss."""
+    """A file, and what must come of it. `kept`: events at least; None: the file is refused. `lost`: whether quality
+    must count a loss."""
 
     data: bytes
     kept: int | None = COUNT
@@ -44,13 +47,25 @@ def events(count: int = COUNT) -> list[dict[str, Any]]:
         common = {"pid": 7, "tid": 7 + i % 2, "ts": round(ts, 3), "dur": round(0.5 + i / 1000, 3)}
         choice = i % 8
         if choice == 0:
-            args: dict[str, Any] = {"External id": i, "Input Dims": [[8, 4], []], "Input type": ["float", ""], "odd one": [1, {"a": 2}]}
+            args: dict[str, Any] = {
+                "External id": i,
+                "Input Dims": [[8, 4], []],
+                "Input type": ["float", ""],
+                "odd one": [1, {"a": 2}],
+            }
             made.append({"ph": "X", "cat": "cpu_op", "name": "aten::mm", **common, "args": args})
         elif choice == 1:
             args = {"External id": i, "cbid": 211, "correlation": i}
             made.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", **common, "args": args})
         elif choice == 2:
-            args = {"device": 0, "stream": 7, "correlation": i - 1, "grid": [1, 2, 3], "blocks per SM": 0.25, "queued": 0}
+            args = {
+                "device": 0,
+                "stream": 7,
+                "correlation": i - 1,
+                "grid": [1, 2, 3],
+                "blocks per SM": 0.25,
+                "queued": 0,
+            }
             row = {**common, "pid": 0, "tid": "stream 7"}
             made.append({"ph": "X", "cat": "kernel", "name": "void gemm<4, float>(int)", **row, "args": args})
         elif choice == 3:
