@@ -64,6 +64,7 @@ def test_windows_line_ends_of_the_file_are_kept() -> None:
         ("    total = 0", "    # ... existing code ...", "leaves code out"),
         ("1: def f(x):\n2:     total = 0", "def f(y):", "line numbers"),
         ("    total = 0", "    total = (", "does not parse"),
+        ("    total = 0", "    total = 1\n    for i in x:\n        total += i", "ends with 2 lines that follow"),
         ("for i in x:\ntotal += i", "for i in x:\ntotal -= i", "indentation differs from line to line"),
     ],
 )

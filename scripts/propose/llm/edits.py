@@ -89,6 +89,7 @@ def _span(text: str, search: str, replace: str, number: int) -> Span:
     _no_slips(text, search, replace)
     plain = text.replace("\r\n", "\n")
     start, end, new = _place(plain, search, replace)
+    _repeats_surroundings(plain, start, end, new)
     if plain[start:end] == new:
         raise EditError("the edit changes nothing")
     if newline == "\r\n":
@@ -96,6 +97,17 @@ def _span(text: str, search: str, replace: str, number: int) -> Span:
         end += plain.count("\n", 0, end)
         new = new.replace("\n", "\r\n")
     return Span(start, end, new, number)
+
+
+def _repeats_surroundings(text: str, start: int, end: int, new: str) -> None:
+    """Refuse a replacement that ends with the lines that follow the match anyway: they would stand there twice."""
+    lines = [line.rstrip() for line in new.strip("\n").split("\n")]
+    after = [line.rstrip() for line in text[end:].removeprefix("\n").split("\n")]
+    quoted = [line.rstrip() for line in text[start:end].strip("\n").split("\n")]
+    for count in range(len(lines) - 1, 1, -1):
+        tail = lines[-count:]
+        if tail == after[:count] and tail != quoted[-count:] and sum(map(bool, tail)) >= 2:
+            raise EditError(f"`replace` ends with {count} lines that follow the quotation in the file; quote them too")
 
 
 def _no_slips(text: str, search: str, replace: str) -> None:
