@@ -65,7 +65,7 @@ def arguments(paths, output):
     ("source", "launch", "line"),
     [
         ("raise RuntimeError('at step 3')", {}, "exit code 1: RuntimeError: at step 3"),
-        ("import time; print('loading', flush=True); time.sleep(60)", {"timeout_s": 0.5}, "did not end within 0.5 s"),
+        ("import time; print('loading', flush=True); time.sleep(60)", {"timeout_s": 5}, "did not end within 5 s"),
         ("print('done')", {}, "no step marks"),
         ("pass", {"command": ["nosuchprogram"]}, "no program 'nosuchprogram'"),
         ("pass", {"outputs": ["model.pt"]}, "without writing model.pt"),

@@ -131,12 +131,12 @@ def test_job_that_ignores_term_is_killed_with_its_children(job, tmp_path):
                 pathlib.Path(sys.argv[2], "pids").write_text(f"{os.getpid()} {child}")
             print("still here", flush=True)
             time.sleep(600)
-            """, timeout_s=0.7),
+            """, timeout_s=5),
         tmp_path / "run",
     )  # fmt: skip
     assert told["status"] == "timeout"
-    assert "0.7 s" in told["reason"]
-    assert time.monotonic() - start < 10
+    assert "5 s" in told["reason"]
+    assert time.monotonic() - start < 60
     assert not any(alive(int(pid)) for pid in (tmp_path / "run" / "out" / "pids").read_text().split())
     assert "still here" in (tmp_path / "run" / "job.log").read_text()
 
@@ -144,14 +144,17 @@ def test_job_that_ignores_term_is_killed_with_its_children(job, tmp_path):
 def test_log_of_a_flood_keeps_begin_and_end(job, tmp_path, monkeypatch):
     monkeypatch.setattr(launching, "LOG_BYTES", 1 << 16)
     told = launch(
-        job("""
+        job(
+            """
             import sys
             print("first line")
             for _ in range(1024):
                 sys.stdout.write("x" * (1 << 20))
             print()
             print("last line")
-            """),
+            """,
+            timeout_s=300,
+        ),
         tmp_path / "run",
     )
     text = (tmp_path / "run" / "job.log").read_bytes()
