@@ -253,6 +253,7 @@ class Keeper:
         self.main_status: int | None = None
         self.main_end = 0
         self.signalled = False
+        self.reached: dict[str, str] = {}
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, self._on_signal)
 
@@ -266,7 +267,7 @@ class Keeper:
         self.log, self.log_read = Log(plan["log"], plan["log_bytes"]), log_read
         self.watched = _open_pidfds(plan["watch"])
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        reached = isolate(plan)
+        self.reached = isolate(plan)
         started_ns, launched_ns = time.time_ns(), time.monotonic_ns()
         self.child, problem = start(plan, log_write)
         os.close(log_write)
@@ -295,8 +296,16 @@ class Keeper:
             "left_behind": left,
             "last_line": self.log.last_line(),
             "log_dropped": self.log.dropped,
-            **reached,
+            **self.reached,
         }
+
+    def clear(self) -> None:
+        """Delete the run's work folder: nobody else is left to do it. Its mounts, ours alone, would keep it busy."""
+        if self.reached.get("files") == "isolated":
+            for entry in reversed(self.plan["mounts"]):
+                libc.umount2(entry["target"].encode(), MNT_DETACH)
+        for path in self.plan["remove"]:
+            shutil.rmtree(path, ignore_errors=True)
 
     def _wait_for_main(self) -> None:
         poller = select.poll()
@@ -445,9 +454,8 @@ def main() -> int:
     except ProcessLookupError:
         return 3
     finally:
-        abandoned = keeper.reason == "abandoned"
-        for path in plan["remove"] if abandoned else []:
-            shutil.rmtree(path, ignore_errors=True)
+        if keeper.reason == "abandoned":
+            keeper.clear()
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(account).encode() + b"\n")
     return 0

@@ -313,11 +313,17 @@ def started(out: Path) -> list[int]:
 
 
 def test_kill_of_the_launcher_ends_the_job_and_its_daemon(launcher, tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", launcher], cwd=ROOT)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = subprocess.Popen([sys.executable, "-c", launcher], cwd=ROOT, env={**os.environ, "TMPDIR": str(temporary)})
     pids = started(tmp_path / "run" / "out")
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert all(gone(pid) for pid in pids)
+    limit = time.monotonic() + 20
+    while list(temporary.iterdir()) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not list(temporary.iterdir()), "the run's work folder is deleted too"
     assert not (tmp_path / "run" / "run.json").exists()
 
 
