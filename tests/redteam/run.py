@@ -24,7 +24,8 @@ from typing import Any
 from scripts.baseline import noise
 from scripts.common import launch, tree
 from scripts.common.errors import InputError, run
-from scripts.common.files import ROOT, write_text
+from scripts.common.files import ROOT, sha256_bytes, sha256_file, write_text
+from scripts.common.imports import code
 from scripts.judge.compare import judge
 from scripts.judge.guard import guard
 from scripts.judge.rules import rules
@@ -331,10 +332,16 @@ def _cell(text: str) -> str:
 
 @contextmanager
 def workplace(keep: str | None) -> Iterator[Path]:
-    """A folder for runs: a temporary one, or one that stays."""
+    """A folder for runs: a temporary one, or one that stays as long as the launcher and the recorder do."""
     if keep:
-        Path(keep).mkdir(parents=True, exist_ok=True)
-        yield Path(keep).resolve()
+        place = Path(keep).resolve()
+        sources = sorted({*code("common.launch"), *(str(p.relative_to(ROOT)) for p in ROOT.glob("parity/**/*.py"))})
+        stamp = sha256_bytes("".join(sha256_file(ROOT / name) for name in sources).encode())
+        if not (place / stamp).is_file():
+            tree.remove(place)
+            place.mkdir(parents=True)
+            (place / stamp).touch()
+        yield place
         return
     folder = Path(tempfile.mkdtemp(prefix="wholejob-redteam-"))
     try:
