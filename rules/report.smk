@@ -13,7 +13,6 @@ rule tables:
         noise=per_workload("noise.json"),
         aa=per_workload("timing/aa.json"),
         final=final_verdicts(),
-        race=[f"results/{DEVICE}/{e}/final/race.json" for e in experiments()],
         parity=[f"results/{DEVICE}/{e}/final/parity.json" for e in experiments()],
         attribution=[f"results/{DEVICE}/{e}/attribution.json" for e in experiments()],
         verdicts=candidate_files("verdict.json"),

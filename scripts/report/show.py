@@ -14,7 +14,10 @@ def rendered(folder: Path) -> str:
     if not (folder / "speedups.txt").is_file():
         raise InputError(f"{folder}: holds no tables; run snakemake first")
     parts = [_headlines(folder / "speedups.csv"), (folder / "speedups.txt").read_text(encoding="utf-8")]
-    for name, title in (("changes", "Each change, alone and left out of the final patch"), ("candidates", "Every candidate")):
+    for name, title in (
+        ("changes", "Each change, alone and left out of the final patch"),
+        ("candidates", "Every candidate"),
+    ):
         text = (folder / f"{name}.txt").read_text(encoding="utf-8")
         if len(text.splitlines()) > 2:
             parts.append(f"{title}\n{text}")
@@ -27,9 +30,11 @@ def _headlines(path: Path) -> str:
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["ratio"]:
-                what = (f"{row['verdict']}: {float(row['ratio']):.2f}x the speed on the whole job, "
-                        f"{100 * float(row['confidence'] or 0.95):.0f} % interval {float(row['low']):.2f} to {float(row['high']):.2f}, "
-                        f"{row['pairs']} pairs; values {row['parity']}")
+                what = (
+                    f"{row['verdict']}: {float(row['ratio']):.2f}x the speed on the whole job, "
+                    f"{100 * float(row['confidence'] or 0.95):.0f} % interval {float(row['low']):.2f} to {float(row['high']):.2f}, "
+                    f"{row['pairs']} pairs; values {row['parity']}"
+                )
             else:
                 what = f"{row['verdict']}: {row['reason']}"
             lines.append(f"{row['workload']} by {row['proposer']}: {what}")

@@ -21,33 +21,105 @@ RATIO_VERDICTS = ("faster", "slower", "no_difference")
 COLUMNS: dict[str, dict[str, str]] = {
     # column -> heading in Markdown, LaTeX and text
     "speedups": {
-        "workload": "workload", "proposer": "proposer", "verdict": "verdict", "ratio": "speedup", "low": "low", "high": "high",
-        "confidence": "confidence", "pairs": "pairs", "baseline_s": "before s", "patched_s": "after s", "parity": "parity", "accepted": "changes",
-        "tried": "tried", "noise_floor": "A/A ±", "memory_ratio": "memory", "breakeven_steps": "break-even steps",
-        "horizon_ratio": "at horizon", "published": "published", "reason": "reason",
+        "workload": "workload",
+        "proposer": "proposer",
+        "verdict": "verdict",
+        "ratio": "speedup",
+        "low": "low",
+        "high": "high",
+        "confidence": "confidence",
+        "pairs": "pairs",
+        "baseline_s": "before s",
+        "patched_s": "after s",
+        "parity": "parity",
+        "accepted": "changes",
+        "tried": "tried",
+        "noise_floor": "A/A ±",
+        "memory_ratio": "memory",
+        "breakeven_steps": "break-even steps",
+        "horizon_ratio": "at horizon",
+        "published": "published",
+        "reason": "reason",
     },
     "changes": {
-        "workload": "workload", "proposer": "proposer", "change": "change", "kept": "kept", "alone": "alone", "alone_low": "low",
-        "alone_high": "high", "left_out": "without it", "left_out_low": "low", "left_out_high": "high", "reason": "reason",
+        "workload": "workload",
+        "proposer": "proposer",
+        "change": "change",
+        "kept": "kept",
+        "alone": "alone",
+        "alone_low": "low",
+        "alone_high": "high",
+        "left_out": "without it",
+        "left_out_low": "low",
+        "left_out_high": "high",
+        "reason": "reason",
     },
     "candidates": {
-        "workload": "workload", "proposer": "proposer", "round": "round", "candidate": "candidate", "title": "change",
-        "findings": "findings", "verdict": "verdict", "ratio": "speedup", "low": "low", "high": "high", "reason": "reason",
+        "workload": "workload",
+        "proposer": "proposer",
+        "round": "round",
+        "candidate": "candidate",
+        "title": "change",
+        "findings": "findings",
+        "verdict": "verdict",
+        "ratio": "speedup",
+        "low": "low",
+        "high": "high",
+        "reason": "reason",
     },
     "noise": {
-        "workload": "workload", "aa_ratio": "A/A", "aa_low": "low", "aa_high": "high", "aa_pairs": "pairs",
-        "smallest_effect": "smallest effect", "runs": "runs", "identical_tags": "identical tags", "tags": "tags",
+        "workload": "workload",
+        "aa_ratio": "A/A",
+        "aa_low": "low",
+        "aa_high": "high",
+        "aa_pairs": "pairs",
+        "smallest_effect": "smallest effect",
+        "runs": "runs",
+        "identical_tags": "identical tags",
+        "tags": "tags",
     },
     "costs": {
-        "workload": "workload", "proposer": "proposer", "model": "model", "prompt": "prompt", "calls": "calls", "input_tokens": "input tokens",
-        "cached_tokens": "cached", "output_tokens": "output tokens", "dollars": "dollars", "wall_s": "wall s", "accepted": "accepted",
+        "workload": "workload",
+        "proposer": "proposer",
+        "model": "model",
+        "prompt": "prompt",
+        "calls": "calls",
+        "input_tokens": "input tokens",
+        "cached_tokens": "cached",
+        "output_tokens": "output tokens",
+        "dollars": "dollars",
+        "wall_s": "wall s",
+        "accepted": "accepted",
         "dollars_per_accepted": "dollars per accepted",
     },
 }
 # What a terminal of ordinary width shows; the files have every column.
 BRIEF = {
-    "speedups": ["workload", "proposer", "verdict", "ratio", "low", "high", "pairs", "baseline_s", "patched_s", "parity", "accepted", "tried"],
-    "changes": ["workload", "change", "kept", "alone", "alone_low", "alone_high", "left_out", "left_out_low", "left_out_high"],
+    "speedups": [
+        "workload",
+        "proposer",
+        "verdict",
+        "ratio",
+        "low",
+        "high",
+        "pairs",
+        "baseline_s",
+        "patched_s",
+        "parity",
+        "accepted",
+        "tried",
+    ],
+    "changes": [
+        "workload",
+        "change",
+        "kept",
+        "alone",
+        "alone_low",
+        "alone_high",
+        "left_out",
+        "left_out_low",
+        "left_out_high",
+    ],
 }
 
 
@@ -70,24 +142,30 @@ def collect(folder: Path, experiments: list[str]) -> dict[str, list[Row]]:
 
 def _speedup(folder: Path, workload: str, proposer: str, final: Row, changes: list[Row], tried: list[Row]) -> Row:
     spec = read_json(folder / workload / "spec" / "all.json", "spec")
-    race = read_json(folder / workload / proposer / "final" / "race.json", "race")
+    race = final.get("race") or {}
     aa = read_json(folder / workload / "timing" / "aa.json", "aa")
     parity = read_json(folder / workload / proposer / "final" / "parity.json", "parity")
     quoted = final["verdict"] in RATIO_VERDICTS
-    estimate = race.get("estimate") or {}
-    arms = race.get("arms") or {}
+    wall = race.get("wall_s") or {}
     published = spec.get("published") or {}
     return {
-        "workload": workload, "proposer": proposer, "verdict": final["verdict"],
-        "ratio": final["ratio"] if quoted else None, "low": final["low"] if quoted else None, "high": final["high"] if quoted else None,
-        "confidence": estimate.get("confidence") if quoted else None, "pairs": estimate.get("pairs") if quoted else None,
-        "baseline_s": (arms.get("baseline") or {}).get("median_wall_s") if quoted else None,
-        "patched_s": (arms.get("candidate") or {}).get("median_wall_s") if quoted else None,
+        "workload": workload,
+        "proposer": proposer,
+        "verdict": final["verdict"],
+        "ratio": final["ratio"] if quoted else None,
+        "low": final["low"] if quoted else None,
+        "high": final["high"] if quoted else None,
+        "confidence": final["confidence"] if quoted else None,
+        "pairs": final["pairs"] if quoted else None,
+        "baseline_s": wall.get("baseline") if quoted else None,
+        "patched_s": wall.get("candidate") if quoted else None,
         "parity": parity["answer"],
-        "accepted": sum(row["kept"] is True for row in changes), "tried": sum(row["verdict"] != "nothing" for row in tried),
-        "noise_floor": _half_width(aa), "memory_ratio": race.get("memory_ratio") if quoted else None,
-        "breakeven_steps": (race.get("breakeven") or {}).get("steps") if quoted else None,
-        "horizon_ratio": (race.get("horizon") or {}).get("ratio") if quoted else None,
+        "accepted": sum(row["kept"] is True for row in changes),
+        "tried": sum(row["verdict"] != "nothing" for row in tried),
+        "noise_floor": _half_width(aa),
+        "memory_ratio": _nested(race, "memory", "host", "ratio") if quoted else None,
+        "breakeven_steps": _nested(race, "breakeven", "steps") if quoted else None,
+        "horizon_ratio": _nested(race, "horizon", "ratio") if quoted else None,
         "published": f"{published['speedup']}x ({published.get('metric', '')})" if "speedup" in published else None,
         "reason": final["reason"],
     }
@@ -99,13 +177,18 @@ def _candidates(folder: Path, workload: str, proposer: str) -> Iterator[Row]:
         proposal = read_json(path.with_name("proposal.json"), "proposal")
         quoted = verdict["verdict"] in RATIO_VERDICTS
         yield {
-            "workload": workload, "proposer": proposer, "round": int(path.parts[-3][1:]), "candidate": int(path.parts[-2][1:]),
+            "workload": workload,
+            "proposer": proposer,
+            "round": int(path.parts[-3][1:]),
+            "candidate": int(path.parts[-2][1:]),
             "title": proposal.get("title") or proposal.get("fix") or _first_line(proposal.get("hypothesis")),
             "findings": ", ".join(proposal.get("findings_used") or []),
             "verdict": verdict["verdict"] if proposal["status"] == "patch" else "nothing",
-            "ratio": verdict["ratio"] if quoted else None, "low": verdict["low"] if quoted else None,
+            "ratio": verdict["ratio"] if quoted else None,
+            "low": verdict["low"] if quoted else None,
             "high": verdict["high"] if quoted else None,
-            "reason": verdict["reason"] if proposal["status"] == "patch" else proposal["reason"], "proposal": proposal,
+            "reason": verdict["reason"] if proposal["status"] == "patch" else proposal["reason"],
+            "proposal": proposal,
         }
 
 
@@ -114,12 +197,21 @@ def _changes(folder: Path, workload: str, proposer: str) -> list[Row]:
     rows = []
     for change in document["changes"]:
         alone, without = change.get("alone") or {}, change.get("left_out") or {}
-        rows.append({
-            "workload": workload, "proposer": proposer, "change": change["title"], "kept": change["kept"],
-            "alone": alone.get("ratio"), "alone_low": alone.get("low"), "alone_high": alone.get("high"),
-            "left_out": without.get("ratio"), "left_out_low": without.get("low"), "left_out_high": without.get("high"),
-            "reason": change.get("reason"),
-        })
+        rows.append(
+            {
+                "workload": workload,
+                "proposer": proposer,
+                "change": change["title"],
+                "kept": change["kept"],
+                "alone": alone.get("ratio"),
+                "alone_low": alone.get("low"),
+                "alone_high": alone.get("high"),
+                "left_out": without.get("ratio"),
+                "left_out_low": without.get("low"),
+                "left_out_high": without.get("high"),
+                "reason": change.get("reason"),
+            }
+        )
     return rows
 
 
@@ -129,9 +221,15 @@ def _noise(folder: Path, workload: str) -> Row:
     estimate = aa.get("estimate") or {}
     tags = noise.get("tags") or {}
     return {
-        "workload": workload, "aa_ratio": estimate.get("ratio"), "aa_low": estimate.get("low"), "aa_high": estimate.get("high"),
-        "aa_pairs": estimate.get("pairs"), "smallest_effect": aa.get("smallest_effect"), "runs": len(noise.get("runs") or []),
-        "identical_tags": sum(tag.get("verdict") == "identical" for tag in tags.values()), "tags": len(tags),
+        "workload": workload,
+        "aa_ratio": estimate.get("ratio"),
+        "aa_low": estimate.get("low"),
+        "aa_high": estimate.get("high"),
+        "aa_pairs": estimate.get("pairs"),
+        "smallest_effect": aa.get("smallest_effect"),
+        "runs": len(noise.get("runs") or []),
+        "identical_tags": sum(tag.get("verdict") == "identical" for tag in tags.values()),
+        "tags": len(tags),
     }
 
 
@@ -147,10 +245,17 @@ def _cost(workload: str, proposer: str, tried: list[Row], changes: list[Row]) ->
     dollars = total("dollars")
     proposals = [row["proposal"] for row in tried]
     return {
-        "workload": workload, "proposer": proposer, "model": next((p["model"] for p in proposals if p.get("model")), None),
+        "workload": workload,
+        "proposer": proposer,
+        "model": next((p["model"] for p in proposals if p.get("model")), None),
         "prompt": next((str(p["prompt_hash"])[:12] for p in proposals if p.get("prompt_hash")), None),
-        "calls": total("calls"), "input_tokens": total("input_tokens"), "cached_tokens": total("cached_tokens"),
-        "output_tokens": total("output_tokens"), "dollars": dollars, "wall_s": total("wall_s"), "accepted": accepted,
+        "calls": total("calls"),
+        "input_tokens": total("input_tokens"),
+        "cached_tokens": total("cached_tokens"),
+        "output_tokens": total("output_tokens"),
+        "dollars": dollars,
+        "wall_s": total("wall_s"),
+        "accepted": accepted,
         "dollars_per_accepted": dollars / accepted if dollars is not None and accepted else None,
     }
 
@@ -173,9 +278,17 @@ def to_markdown(rows: list[Row], columns: dict[str, str]) -> str:
 
 def to_latex(rows: list[Row], columns: dict[str, str]) -> str:
     """A booktabs tabular, numbers right-aligned."""
-    numeric = [any(isinstance(row.get(key), (int, float)) and not isinstance(row.get(key), bool) for row in rows) for key in columns]
+    numeric = [
+        any(isinstance(row.get(key), (int, float)) and not isinstance(row.get(key), bool) for row in rows)
+        for key in columns
+    ]
     head = " & ".join(_escaped(heading) for heading in columns.values())
-    lines = [f"\\begin{{tabular}}{{{''.join('r' if right else 'l' for right in numeric)}}}", "\\toprule", head + r" \\", "\\midrule"]
+    lines = [
+        f"\\begin{{tabular}}{{{''.join('r' if right else 'l' for right in numeric)}}}",
+        "\\toprule",
+        head + r" \\",
+        "\\midrule",
+    ]
     lines += [" & ".join(_escaped(shown(key, row.get(key))) for key in columns) + r" \\" for row in rows]
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
@@ -200,6 +313,14 @@ def shown(column: str, value: Any) -> str:
     return " ".join(str(value).split())
 
 
+def _nested(document: Row, *keys: str) -> Any:
+    """The value at a path of keys, None where a part of the path is missing."""
+    value: Any = document
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
 def _half_width(aa: Row) -> float | None:
     estimate = aa.get("estimate") or {}
     if estimate.get("low") is None or estimate.get("high") is None:
@@ -210,7 +331,12 @@ def _half_width(aa: Row) -> float | None:
 def _escaped(text: str) -> str:
     for character in "\\&%$#_{}":
         text = text.replace(character, "\\textbackslash{}" if character == "\\" else f"\\{character}")
-    return text.replace("~", "\\textasciitilde{}").replace("^", "\\textasciicircum{}").replace("×", "$\\times$").replace("±", "$\\pm$")
+    return (
+        text.replace("~", "\\textasciitilde{}")
+        .replace("^", "\\textasciicircum{}")
+        .replace("×", "$\\times$")
+        .replace("±", "$\\pm$")
+    )
 
 
 def _first_line(text: str | None) -> str | None:
@@ -230,8 +356,12 @@ def main(argv: list[str] | None = None) -> int:
     for name, rows in collect(args.output.parent, args.experiments).items():
         columns = COLUMNS[name]
         brief = {key: columns[key] for key in BRIEF.get(name, columns)}
-        for suffix, text in (("csv", to_csv(rows, columns)), ("md", to_markdown(rows, columns)), ("tex", to_latex(rows, columns)),
-                             ("txt", to_text(rows, brief))):
+        for suffix, text in (
+            ("csv", to_csv(rows, columns)),
+            ("md", to_markdown(rows, columns)),
+            ("tex", to_latex(rows, columns)),
+            ("txt", to_text(rows, brief)),
+        ):
             write_text(args.output / f"{name}.{suffix}", text)
     return 0
 
