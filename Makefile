@@ -12,7 +12,7 @@ TORCH := 2.13.0
 SETUP := $(VENV)/.setup
 FRAMEWORKS := $(VENV)/.frameworks
 
-.PHONY: help setup demo test lint redteam lock clean
+.PHONY: help setup demo test lint redteam local-llm lock clean
 
 help: ## this list
 	grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ lint: $(SETUP) ## ruff, mypy, snakefmt
 
 redteam: $(SETUP) ## bad patches against the judge; writes docs/redteam.md
 	$(BIN)/python -m tests.redteam.run
+
+local-llm: $(SETUP) ## one proposal by a small model on this machine, recorded and replayed (optional download)
+	$(BIN)/python -m scripts.propose.local_llm
 
 lock: ## compile constraints.txt and constraints-frameworks.txt anew
 	bash scripts/lock.sh "$(BIN)"

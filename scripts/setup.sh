@@ -32,4 +32,6 @@ say "installing the pinned dependencies, hashes verified"
 "${pip[@]}" install --quiet --no-deps --require-hashes -r constraints.txt
 say "installing parity and wholejob's commands"
 "${pip[@]}" install --quiet --no-deps --editable .
+say "compiling the trace parser and the views (once a checkout)"
+"$venv/bin/python" -m scripts.trace.warm > /dev/null 2>&1 || fail "the trace parser does not run; see: $venv/bin/python -m scripts.trace.warm"
 say "ready: $venv"
