@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from pathlib import Path
 
 from scripts.common import tree
 from scripts.common.errors import InputError, run

@@ -23,8 +23,13 @@ def _gpu_models() -> list[str]:
     if visible in ("", "-1"):
         return []
     try:
-        done = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True,
-                              text=True, timeout=30, check=False)
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     names = [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
@@ -33,5 +38,7 @@ def _gpu_models() -> list[str]:
 
 def _model_slug(name: str) -> str:
     words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
-    kept = [word for word in words if word not in ("nvidia", "tesla", "geforce", "graphics") and not word.endswith("gb")]
+    kept = [
+        word for word in words if word not in ("nvidia", "tesla", "geforce", "graphics") and not word.endswith("gb")
+    ]
     return "_".join(kept[:2] if kept and kept[0] == "rtx" else kept[:1]) or "gpu"

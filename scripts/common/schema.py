@@ -102,7 +102,7 @@ def _message(error: Any) -> str:
         missing = next(key for key in schema["required"] if key not in error.instance)
         text = schema.get("properties", {}).get(missing, {}).get("description", "")
         return f"{prefix}field {missing!r} is missing{': ' + text if text else ''}"
-    if error.validator == "oneOf" and not schema.get("type") == "string":
+    if error.validator == "oneOf" and schema.get("type") != "string":
         names = [" and ".join(option["required"]) for option in schema["oneOf"] if "required" in option]
         if names:
             given = [name for name in names if name in error.instance]

@@ -32,7 +32,7 @@ def manifest(tree: str | Path) -> dict[str, dict[str, str]]:
             if name in SKIPPED or name.endswith((".pyc", ".pyo")):
                 continue
             if path.is_symlink():
-                entry = {"sha256": sha256_bytes(os.readlink(path).encode()), "mode": "120000"}
+                entry = {"sha256": sha256_bytes(str(path.readlink()).encode()), "mode": "120000"}
             else:
                 executable = path.stat().st_mode & stat.S_IXUSR
                 entry = {"sha256": sha256_file(path), "mode": "100755" if executable else "100644"}
@@ -126,9 +126,24 @@ def diff(before: str | Path, after: str | Path) -> str:
         copy(before, Path(folder) / "a")
         copy(after, Path(folder) / "b")
         done = subprocess.run(
-            ["git", "diff", "--no-index", "--no-renames", "--full-index", "--binary", "--no-color", "--no-ext-diff",
-             "--src-prefix=", "--dst-prefix=", "a", "b"],
-            cwd=folder, env=_git_environment(), capture_output=True, check=False,
+            [
+                "git",
+                "diff",
+                "--no-index",
+                "--no-renames",
+                "--full-index",
+                "--binary",
+                "--no-color",
+                "--no-ext-diff",
+                "--src-prefix=",
+                "--dst-prefix=",
+                "a",
+                "b",
+            ],
+            cwd=folder,
+            env=_git_environment(),
+            capture_output=True,
+            check=False,
         )
         if done.returncode not in (0, 1):
             raise InputError(f"git diff failed: {done.stderr.decode(errors='replace').strip()}")
@@ -144,5 +159,10 @@ def patched(base: str, patch: str | Path) -> str:
 
 
 def _git_environment() -> dict[str, str]:
-    return {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null",
-            "LC_ALL": "C", "HOME": "/nonexistent"}
+    return {
+        "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "LC_ALL": "C",
+        "HOME": "/nonexistent",
+    }

@@ -129,9 +129,8 @@ def collect(folder: Path, experiments: list[str]) -> dict[str, list[Row]]:
     for experiment in experiments:
         workload, proposer = experiment.split("/")
         tried = list(_candidates(folder, workload, proposer))
-        final = read_json(folder / experiment / "final" / "verdict.json", "verdict")
         changes = _changes(folder, workload, proposer)
-        tables["speedups"].append(_speedup(folder, workload, proposer, final, changes, tried))
+        tables["speedups"].append(_speedup(folder, experiment, changes, tried))
         tables["changes"] += changes
         tables["candidates"] += [{key: value for key, value in row.items() if key != "proposal"} for row in tried]
         tables["costs"].append(_cost(workload, proposer, tried, changes))
@@ -140,7 +139,9 @@ def collect(folder: Path, experiments: list[str]) -> dict[str, list[Row]]:
     return tables
 
 
-def _speedup(folder: Path, workload: str, proposer: str, final: Row, changes: list[Row], tried: list[Row]) -> Row:
+def _speedup(folder: Path, experiment: str, changes: list[Row], tried: list[Row]) -> Row:
+    workload, proposer = experiment.split("/")
+    final = read_json(folder / experiment / "final" / "verdict.json", "verdict")
     spec = read_json(folder / workload / "spec" / "all.json", "spec")
     race = final.get("race") or {}
     aa = read_json(folder / workload / "timing" / "aa.json", "aa")

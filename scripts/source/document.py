@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import InputError, run
@@ -22,7 +21,13 @@ def fields(schema: dict[str, Any], prefix: str = "") -> list[tuple[str, str, str
     required = set(schema.get("required", ()))
     for name, part in schema.get("properties", {}).items():
         label = f"{prefix}{name}"
-        default = "required" if name in required else json.dumps(part["default"], ensure_ascii=False) if "default" in part else ""
+        default = (
+            "required"
+            if name in required
+            else json.dumps(part["default"], ensure_ascii=False)
+            if "default" in part
+            else ""
+        )
         nested = part.get("properties")
         rows.append((label, _allowed(part), "" if nested and default == "{}" else default, part.get("description", "")))
         if nested:
@@ -59,8 +64,11 @@ def _allowed(part: dict[str, Any]) -> str:
     if kind == "array":
         items = part.get("items", {})
         kind = f"list of {_allowed(items) or 'values'}" if isinstance(items, dict) else "list"
-    limits = [text.format(part[key]) for key, text in (("minimum", "≥ {}"), ("exclusiveMinimum", "> {}"), ("maximum", "≤ {}"))
-              if key in part]
+    limits = [
+        text.format(part[key])
+        for key, text in (("minimum", "≥ {}"), ("exclusiveMinimum", "> {}"), ("maximum", "≤ {}"))
+        if key in part
+    ]
     return " ".join([kind.replace("object", "fields" if part.get("properties") else "mapping"), *limits])
 
 

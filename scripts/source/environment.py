@@ -35,7 +35,9 @@ def identity(spec: dict[str, Any]) -> str:
     if environment["kind"] == "venv":
         path = ROOT / environment["requirements"]
         if not path.is_file():
-            raise InputError(f"workloads/{spec['name']}.yaml: environment.requirements: no file {environment['requirements']!r}")
+            raise InputError(
+                f"workloads/{spec['name']}.yaml: environment.requirements: no file {environment['requirements']!r}"
+            )
         parts += [sha256_file(path), str(environment["inherit"]), str(environment["no_deps"])]
     return sha256_bytes("\n".join(parts).encode())
 
@@ -81,17 +83,35 @@ def _venv(spec: dict[str, Any]) -> Path:
         requirements = ROOT / environment["requirements"]
         print(f"building an environment from {environment['requirements']} (once)", file=sys.stderr, flush=True)
         uv = shutil.which("uv")
-        _call([uv, "venv", "--quiet", "--python", sys.executable, str(folder)] if uv
-              else [sys.executable, "-m", "venv", str(folder)], "venv")
+        _call(
+            [uv, "venv", "--quiet", "--python", sys.executable, str(folder)]
+            if uv
+            else [sys.executable, "-m", "venv", str(folder)],
+            "venv",
+        )
         if environment["inherit"]:
             _inherit(folder)
         options = ["--no-deps"] if environment["no_deps"] else []
         # uv does not look at packages that a .pth file adds, and would fetch torch again.
         if uv and not environment["inherit"]:
-            _call([uv, "pip", "install", "--quiet", "--python", str(python), *options, "-r", str(requirements)], "install")
+            _call(
+                [uv, "pip", "install", "--quiet", "--python", str(python), *options, "-r", str(requirements)], "install"
+            )
         else:
-            _call([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *options, "-r",
-                   str(requirements)], "install")
+            _call(
+                [
+                    str(python),
+                    "-m",
+                    "pip",
+                    "install",
+                    "--quiet",
+                    "--disable-pip-version-check",
+                    *options,
+                    "-r",
+                    str(requirements),
+                ],
+                "install",
+            )
         done.write_text("built\n", encoding="utf-8")
     return python
 
@@ -116,7 +136,9 @@ def _call(command: list[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     if done.returncode:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
-        line = next((text for text in reversed(done.stderr.strip().splitlines()) if "error" in text.lower()), "see the log")
+        line = next(
+            (text for text in reversed(done.stderr.strip().splitlines()) if "error" in text.lower()), "see the log"
+        )
         raise InputError(f"environment: {what} failed: {line}")
 
 

@@ -50,8 +50,13 @@ def materialise(spec: dict[str, Any], env: dict[str, Any]) -> dict[str, Any]:
         else:
             origin = _unpack(source["pypi"], work, interpreter(env))
         if "overlay" in source:
-            shutil.copytree(ROOT / source["overlay"], work, symlinks=True, dirs_exist_ok=True,
-                            ignore=lambda _, names: [name for name in names if name in tree.SKIPPED])
+            shutil.copytree(
+                ROOT / source["overlay"],
+                work,
+                symlinks=True,
+                dirs_exist_ok=True,
+                ignore=lambda _, names: [name for name in names if name in tree.SKIPPED],
+            )
         if spec["launch"]["prepare"]:
             _prepare(spec, work, interpreter(env))
         hashed = tree.store(work)
@@ -61,10 +66,17 @@ def materialise(spec: dict[str, Any], env: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clone(git: dict[str, str], work: Path) -> dict[str, str]:
-    for arguments in (["clone", "--quiet", "--no-checkout", git["url"], str(work)],
-                      ["-C", str(work), "checkout", "--quiet", "--detach", git["rev"]]):
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False,
-                              env={**os.environ, "GIT_TERMINAL_PROMPT": "0"})
+    for arguments in (
+        ["clone", "--quiet", "--no-checkout", git["url"], str(work)],
+        ["-C", str(work), "checkout", "--quiet", "--detach", git["rev"]],
+    ):
+        done = subprocess.run(
+            ["git", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
+        )
         if done.returncode:
             line = (done.stderr.strip().splitlines() or ["failed"])[-1]
             raise InputError(f"source.git: {git['url']}@{git['rev']}: {line}")
@@ -76,9 +88,24 @@ def _clone(git: dict[str, str], work: Path) -> dict[str, str]:
 
 def _unpack(requirement: str, work: Path, python: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory(prefix="wholejob-wheel-") as folder:
-        done = subprocess.run([python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-                               "--only-binary=:all:", "-d", folder, requirement],
-                              capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [
+                python,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-deps",
+                "--only-binary=:all:",
+                "-d",
+                folder,
+                requirement,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode or not wheels:
             line = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
@@ -100,8 +127,14 @@ def _prepare(spec: dict[str, Any], work: Path, python: str) -> None:
     if command[0] == "python":
         command[0] = python
     variables = {name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ}
-    done = subprocess.run(command, cwd=work, env={**variables, "PYTHONDONTWRITEBYTECODE": "1",
-                          **spec["environment"]["variables"]}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=work,
+        env={**variables, "PYTHONDONTWRITEBYTECODE": "1", **spec["environment"]["variables"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
         line = (done.stderr.strip().splitlines() or ["no message"])[-1]

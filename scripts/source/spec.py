@@ -27,11 +27,30 @@ PARTS: dict[str, tuple[str, ...]] = {
     "environment": ("environment",),
     "job": (*JOB, "source.editable", "source.protected", "measure.steps"),
     "profile": (*JOB, "source.editable", "source.protected", "measure.steps", "profile"),
-    "aa": (*JOB, "source.editable", "source.protected", "measure.steps", "measure.aa_pairs", "measure.alpha",
-           "measure.min_effect", "measure.horizon"),
+    "aa": (
+        *JOB,
+        "source.editable",
+        "source.protected",
+        "measure.steps",
+        "measure.aa_pairs",
+        "measure.alpha",
+        "measure.min_effect",
+        "measure.horizon",
+    ),
     "judge": (*JOB, "source.editable", "source.protected", "measure", "constraints"),
-    "propose": (*JOB, "source.editable", "source.protected", "measure.horizon", "measure.steps", "constraints", "knobs",
-                "domain", "title", "budget", "llm"),
+    "propose": (
+        *JOB,
+        "source.editable",
+        "source.protected",
+        "measure.horizon",
+        "measure.steps",
+        "constraints",
+        "knobs",
+        "domain",
+        "title",
+        "budget",
+        "llm",
+    ),
     "all": (),
 }
 """Which fields each group of rules reads; `all` is the whole document, for people and tables."""
@@ -108,7 +127,9 @@ def select(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
             picked = [v for v in known if v == variant or v.startswith(f"{variant}_")]
             if not picked and not everything:
                 listed = ", ".join(known) or "none"
-                raise InputError(f"workloads/{name}.yaml: no variant {variant!r}{suggestion(str(variant), known)}; there are: {listed}")
+                raise InputError(
+                    f"workloads/{name}.yaml: no variant {variant!r}{suggestion(str(variant), known)}; there are: {listed}"
+                )
         for one in picked:
             spec = resolve(str(name), one, config)
             specs[spec["workload"]] = spec
@@ -141,7 +162,11 @@ def part(spec: dict[str, Any], name: str) -> dict[str, Any]:
 def slug(proposer: str) -> str:
     """Folder name of a proposer: `playbook`, `file_faster_attention`, `anthropic_some_model`."""
     kind, _, rest = proposer.partition(":")
-    text = f"{kind}_{Path(rest.partition('@')[0]).stem}_{rest.partition('@')[2][:8]}" if kind in ("file", "git", "replay") else proposer
+    text = (
+        f"{kind}_{Path(rest.partition('@')[0]).stem}_{rest.partition('@')[2][:8]}"
+        if kind in ("file", "git", "replay")
+        else proposer
+    )
     return "".join(c if c.isalnum() else "_" for c in text.lower()).strip("_")
 
 
@@ -167,7 +192,9 @@ def _apply_variant(document: dict[str, Any], variant: str, path: Path) -> dict[s
         if name == variant:
             return _merged(document, fields)
     known = variants_of(document)
-    raise InputError(f"{_where(path)}: no variant {variant!r}{suggestion(variant, known)}; there are: {', '.join(known) or 'none'}")
+    raise InputError(
+        f"{_where(path)}: no variant {variant!r}{suggestion(variant, known)}; there are: {', '.join(known) or 'none'}"
+    )
 
 
 def _merged(base: Any, over: Any) -> Any:
@@ -197,12 +224,18 @@ def _check(spec: dict[str, Any], path: Path) -> None:
     if spec["environment"]["kind"] == "venv" and "requirements" not in spec["environment"]:
         raise InputError(f"{where}: environment.requirements: is missing; kind venv is built from that file")
     if spec["parity"]["seed"] in spec["parity"]["held_out_seeds"]:
-        raise InputError(f"{where}: parity.held_out_seeds: holds the visible seed {spec['parity']['seed']}; held-out seeds must differ")
+        raise InputError(
+            f"{where}: parity.held_out_seeds: holds the visible seed {spec['parity']['seed']}; held-out seeds must differ"
+        )
     first, last = spec["profile"]["steps"]
     if not first < last <= spec["measure"]["steps"]:
-        raise InputError(f"{where}: profile.steps: [{first}, {last}] is not a window within measure.steps = {spec['measure']['steps']}")
+        raise InputError(
+            f"{where}: profile.steps: [{first}, {last}] is not a window within measure.steps = {spec['measure']['steps']}"
+        )
     if spec["parity"]["repeats"] + spec["parity"]["perturbed"] < 3:
-        raise InputError(f"{where}: parity.repeats + parity.perturbed: is below 3; the noise of a job takes three runs at least")
+        raise InputError(
+            f"{where}: parity.repeats + parity.perturbed: is below 3; the noise of a job takes three runs at least"
+        )
     slugs = [slug(proposer) for proposer in spec["proposers"]]
     if len(set(slugs)) != len(slugs):
         raise InputError(f"{where}: proposers: two of them share the folder name {max(slugs, key=slugs.count)!r}")

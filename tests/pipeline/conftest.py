@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ["Snakefile", "rules", "scripts", "parity", "config", "profiles"]
 
-TRAIN = '''\
+TRAIN = """\
 import argparse, json, os
 import torch
 p = argparse.ArgumentParser()
@@ -30,18 +30,25 @@ for step in range(a.steps):
     loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
     opt.zero_grad(); loss.backward(); opt.step()
 json.dump({"loss": loss.item()}, open(os.path.join(a.out, "result.json"), "w"))
-'''
+"""
 
 SPEC = {
-    "name": "tiny", "title": "Tiny job for tests", "kind": "training",
+    "name": "tiny",
+    "title": "Tiny job for tests",
+    "kind": "training",
     "source": {"path": "workloads/tiny", "editable": ["*.py"]},
     "environment": {"variables": {"OMP_NUM_THREADS": "1"}},
-    "launch": {"command": ["python", "train.py", "--steps", "{steps}", "--seed", "{seed}", "--out", "{out}"], "timeout_s": 60,
-               "outputs": ["result.json"]},
+    "launch": {
+        "command": ["python", "train.py", "--steps", "{steps}", "--seed", "{seed}", "--out", "{out}"],
+        "timeout_s": 60,
+        "outputs": ["result.json"],
+    },
     "measure": {"steps": 6, "pairs": 6, "aa_pairs": 6, "screen_pairs": 2},
     "parity": {"repeats": 1, "perturbed": 2},
     "profile": {"steps": [2, 4]},
-    "proposers": ["playbook"], "rounds": 1, "candidates": 1,
+    "proposers": ["playbook"],
+    "rounds": 1,
+    "candidates": 1,
 }
 
 
@@ -56,14 +63,26 @@ class Checkout:
         folder = self.root / "workloads" / "tiny"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "train.py").write_text(text)
-        spec = {key: {**value, **fields[key]} if isinstance(value, dict) and key in fields else fields.get(key, value)
-                for key, value in {**SPEC, **{key: fields[key] for key in fields if key not in SPEC}}.items()}
+        spec = {
+            key: {**value, **fields[key]} if isinstance(value, dict) and key in fields else fields.get(key, value)
+            for key, value in {**SPEC, **{key: fields[key] for key in fields if key not in SPEC}}.items()
+        }
         (self.root / "workloads" / "tiny.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
 
-    def snakemake(self, *arguments: str, config: tuple[str, ...] = ("workload=tiny", "device=test")) -> subprocess.CompletedProcess[str]:
+    def snakemake(
+        self, *arguments: str, config: tuple[str, ...] = ("workload=tiny", "device=test")
+    ) -> subprocess.CompletedProcess[str]:
         """Run Snakemake to its end; output and errors together."""
-        return subprocess.run(self.command(*arguments, config=config), cwd=self.root, env=self.environment(), text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=550)
+        return subprocess.run(
+            self.command(*arguments, config=config),
+            cwd=self.root,
+            env=self.environment(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=550,
+        )
 
     def command(self, *arguments: str, config: tuple[str, ...] = ("workload=tiny", "device=test")) -> list[str]:
         """The command line, for tests that start and kill it themselves."""

@@ -12,8 +12,14 @@ from tests.pipeline.conftest import ROOT
 
 NO_SCRIPT = {"all", "baseline", "diagnose", "clean_workload"}
 # Rules that run another rule's script on other files.
-SAME_SCRIPT = {"round_brief": "brief", "final_guard": "guard", "final_run": "candidate_run", "final_compare": "compare",
-               "final_race": "race", "final_verdict": "verdict"}
+SAME_SCRIPT = {
+    "round_brief": "brief",
+    "final_guard": "guard",
+    "final_run": "candidate_run",
+    "final_compare": "compare",
+    "final_race": "race",
+    "final_verdict": "verdict",
+}
 
 
 def jobs(output: str) -> dict[str, int]:
@@ -46,7 +52,9 @@ def test_what_snakemake_does_badly_is_not_used():
 
 
 def test_the_whole_graph_is_visible_before_anything_runs(checkout):
-    done = checkout.snakemake("all", "-n", "-q", "rules", config=("workload=tiny", "device=test", "rounds=2", "candidates=3"))
+    done = checkout.snakemake(
+        "all", "-n", "-q", "rules", config=("workload=tiny", "device=test", "rounds=2", "candidates=3")
+    )
     assert done.returncode == 0, done.stdout
     planned = jobs(done.stdout)
     assert planned["propose"] == planned["guard"] == planned["verdict"] == 6
@@ -88,10 +96,16 @@ def test_misspelt_field_of_a_workload_names_file_and_field(checkout):
 
 
 def test_snakefmt_and_lint_are_clean(checkout):
-    done = subprocess.run(["snakefmt", "--check", "Snakefile", "rules"], cwd=checkout.root, capture_output=True, text=True, check=False,
-                          env={**checkout.environment(), "PATH": f"{sys.prefix}/bin:{checkout.environment()['PATH']}"})
+    done = subprocess.run(
+        ["snakefmt", "--check", "Snakefile", "rules"],
+        cwd=checkout.root,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**checkout.environment(), "PATH": f"{sys.prefix}/bin:{checkout.environment()['PATH']}"},
+    )
     assert done.returncode == 0, done.stderr
     lint = checkout.snakemake("--lint")
     # Snakemake asks every rule for a conda environment or container and has no switch for it; ours is the workload's own.
-    found = [line for line in re.findall(r"^    \* (.*):$", lint.stdout, re.MULTILINE) if not line.startswith("Specify a conda environment")]
-    assert found == [], lint.stdout
+    titles = re.findall(r"^    \* (.*):$", lint.stdout, re.MULTILINE)
+    assert [title for title in titles if not title.startswith("Specify a conda environment")] == [], lint.stdout

@@ -70,7 +70,7 @@ def test_a_patch_that_does_not_apply_changes_nothing_and_says_where(project, tmp
     patch = tmp_path / "p.diff"
     patch.write_text("--- a/pkg/a.py\n+++ b/pkg/a.py\n@@ -1,2 +1,2 @@\n x = 9\n-y = 2\n+y = 3\n")
     before = tree.tree_hash(project)
-    with pytest.raises(InputError, match="does not apply: patch failed: pkg/a.py:1"):
+    with pytest.raises(InputError, match=r"does not apply: patch failed: pkg/a\.py:1"):
         tree.apply(patch, project)
     assert tree.tree_hash(project) == before
 

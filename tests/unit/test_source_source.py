@@ -21,8 +21,13 @@ def own_store(tmp_path, monkeypatch):
 
 
 def make_spec(origin, **launch):
-    return {"name": "mine", "source": {"editable": ["*.py"], "protected": [], **origin}, "parameters": {"count": 3},
-            "launch": {"prepare": [], **launch}, "environment": {"variables": {}}}
+    return {
+        "name": "mine",
+        "source": {"editable": ["*.py"], "protected": [], **origin},
+        "parameters": {"count": 3},
+        "launch": {"prepare": [], **launch},
+        "environment": {"variables": {}},
+    }
 
 
 def folder(path, **files):
@@ -33,7 +38,11 @@ def folder(path, **files):
 
 
 def test_local_folder_with_overlay_and_generated_data(tmp_path):
-    folder(tmp_path / "job", train_py="print(1)\n", make_py="import sys\nopen('data.txt', 'w').write('x' * int(sys.argv[1]))\n")
+    folder(
+        tmp_path / "job",
+        train_py="print(1)\n",
+        make_py="import sys\nopen('data.txt', 'w').write('x' * int(sys.argv[1]))\n",
+    )
     folder(tmp_path / "over", train_py="print(2)\n")
     spec = make_spec({"path": "job", "overlay": "over"}, prepare=["python", "make.py", "{count}"])
     made = source.materialise(spec, ENV)
@@ -98,10 +107,13 @@ def test_vanished_interpreter_is_one_line():
 def test_venv_inherits_packages_and_is_built_once(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     (tmp_path / "requirements.txt").write_text("# nothing more\n")
-    spec = {"name": "mine", "environment": {"kind": "venv", "requirements": "requirements.txt", "inherit": True, "no_deps": True, "variables": {}}}
+    asked = {"kind": "venv", "requirements": "requirements.txt", "inherit": True, "no_deps": True, "variables": {}}
+    spec = {"name": "mine", "environment": asked}
     env = environment.build(spec)
     python = tmp_path / env["python"]
-    done = subprocess.run([python, "-c", "import yaml, sys; print(sys.prefix)"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [python, "-c", "import yaml, sys; print(sys.prefix)"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip().startswith(str(tmp_path))
     stamp = python.parent.stat().st_mtime_ns
     assert environment.build(spec)["python"] == env["python"]

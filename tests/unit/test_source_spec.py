@@ -9,8 +9,13 @@ from scripts.common.errors import InputError
 from scripts.source import document, spec
 
 CONFIG = spec.validated_config({"workload": "mine"})
-MINIMAL = {"name": "mine", "title": "Mine", "kind": "training", "source": {"path": "workloads/minigpt"},
-           "launch": {"command": ["python", "train.py", "--seed", "{seed}"]}}
+MINIMAL = {
+    "name": "mine",
+    "title": "Mine",
+    "kind": "training",
+    "source": {"path": "workloads/minigpt"},
+    "launch": {"command": ["python", "train.py", "--seed", "{seed}"]},
+}
 
 
 @pytest.fixture
@@ -43,7 +48,10 @@ def test_defaults_are_filled_and_the_configuration_gives_the_rest(workload):
         ({"lanch": {}}, "workloads/mine.yaml: unknown field 'lanch'; did you mean 'launch'?"),
         ({"measure": {"stepz": 3}}, "workloads/mine.yaml: measure: unknown field 'stepz'; did you mean 'steps'?"),
         ({"kind": "trainning"}, "did you mean 'training'?"),
-        ({"source": {"path": "workloads/minigpt", "pypi": "a==1"}}, "source: give exactly one of path, git, pypi (given: path, pypi)"),
+        (
+            {"source": {"path": "workloads/minigpt", "pypi": "a==1"}},
+            "source: give exactly one of path, git, pypi (given: path, pypi)",
+        ),
         ({"source": {"path": "no/such"}}, "source.path: no folder 'no/such'"),
         ({"launch": {}}, "launch: field 'command' is missing"),
         ({"launch": {"command": ["python", "{sed}"]}}, "launch.command: no value for {sed}; did you mean 'seed'?"),
@@ -75,10 +83,13 @@ def test_unknown_workload_lists_the_known_ones():
 
 
 def test_variants_replace_fields_and_grids_give_one_workload_each(workload):
-    name = workload(parameters={"px": 64}, variants={
-        "gpu": {"parameters": {"px": 640}},
-        "size": {"grid": {"parameters.px": [32, 96], "measure.steps": [50, 60]}},
-    })
+    name = workload(
+        parameters={"px": 64},
+        variants={
+            "gpu": {"parameters": {"px": 640}},
+            "size": {"grid": {"parameters.px": [32, 96], "measure.steps": [50, 60]}},
+        },
+    )
     assert spec.variants_of(spec.load(name)) == ["gpu", "size_32_50", "size_32_60", "size_96_50", "size_96_60"]
     chosen = spec.select({**CONFIG, "workload": name, "variant": "size"})
     assert sorted(chosen) == ["mine-size_32_50", "mine-size_32_60", "mine-size_96_50", "mine-size_96_60"]
@@ -89,7 +100,9 @@ def test_variants_replace_fields_and_grids_give_one_workload_each(workload):
 
 
 def test_command_line_text_is_read_as_the_type_that_the_schema_wants(workload):
-    config = spec.validated_config({"workload": "mine", "rounds": "3", "set": {"measure.pairs": "24", "launch.timeout_s": "12.5"}})
+    config = spec.validated_config(
+        {"workload": "mine", "rounds": "3", "set": {"measure.pairs": "24", "launch.timeout_s": "12.5"}}
+    )
     resolved = spec.resolve(workload(), None, config)
     assert (resolved["rounds"], resolved["measure"]["pairs"], resolved["launch"]["timeout_s"]) == (3, 24, 12.5)
 
