@@ -108,7 +108,7 @@ bad(
     "edits_generator",
     "J16",
     "edits the protected data generator",
-    [("make_text.py", "range(800)", "range(80)")],
+    [("make_text.py", "rng.randint(2, 5)", "rng.randint(1, 2)")],
     "protected",
 )
 bad(
