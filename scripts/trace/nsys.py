@@ -97,12 +97,7 @@ class _Export:
     def close(self) -> None:
         texts = list(self.texts)
 
-        def make() -> tuple[Any, int]:
-            import pyarrow as pa
-
-            return pa.array(texts, pa.string()), 0
-
-        self.dictionary.freeze(make)
+        self.dictionary.freeze(lambda: ([text.encode("utf-8", errors="replace") for text in texts], 0))
         self.connection.close()
         if self.arrow is not None:
             self.arrow.close()
@@ -585,9 +580,11 @@ def _arrow_batches(connection: Any, query: str) -> Iterator[list[Any]]:
 def _integers(column: Any) -> Any:
     import pyarrow as pa
 
-    if not pa.types.is_integer(column.type):
+    from scripts.trace import arrow
+
+    if column.type != pa.int64():
         column = column.cast(pa.int64(), safe=False)
-    return column.fill_null(scan.NULL).to_numpy(zero_copy_only=False) if column.null_count else column.to_numpy()
+    return arrow.numbers(column, scan.NULL)
 
 
 def _row_batches(connection: sqlite3.Connection, query: str) -> Iterator[list[Any]]:

@@ -104,10 +104,8 @@ class PlainScanner:
 
     def finish(self) -> None:
         """Freeze the dictionaries."""
-        import pyarrow as pa
-
         texts = list(self.numbers)
-        self.dictionary.freeze(lambda: (pa.array(texts, pa.string()), 0))
+        self.dictionary.freeze(lambda: ([_encoded(text) for text in texts], 0))
         self.general.finish()
 
     def _store(self, event: dict[str, Any], stats: Any) -> None:
@@ -296,6 +294,10 @@ class PlainScanner:
             runs.append(make_run(self.spool, c, source, columns, self.dictionary, texts, _joined))
             self.rows[c], self.raw[c] = [], []
         return runs
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", errors="replace")
 
 
 def _class_of(phase: str, name: Any, category: Any, arguments: Any) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scripts.trace import scan
+from scripts.trace import arrow, scan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,15 +110,15 @@ class Survey:
         places = np.flatnonzero(_matching(table, "name", _COLLECTIVE))
         if not len(places):
             return
-        some = table.take(places)
-        columns = [some[name].to_pylist() if name in some.column_names else [None] * len(some) for name in _KEY]
+        columns = [_texts(table, name)[places] for name in _KEY]
+        columns.append(_integers(table, "in_nelems", scan.NULL)[places])
         for place, key in zip(places.tolist(), zip(*columns)):
             if starts[place] != scan.NULL and lengths[place] != scan.NULL:
                 what = "|".join("" if part is None else str(part) for part in key)
                 self.collectives.append((what, int(starts[place]), int(starts[place] + lengths[place])))
 
 
-_KEY = ("name", "collective", "group", "in_nelems", "dtype")
+_KEY = ("name", "collective", "group", "dtype")
 
 
 def rank_report(surveys: dict[str, Survey]) -> dict[str, Any]:
@@ -170,17 +170,21 @@ def _joined(arrays: list[Any]) -> Any:
 def _integers(table: pa.Table, name: str, null: int) -> Any:
     if name not in table.column_names:
         return np.full(len(table), null, np.int64)
-    column = table[name].combine_chunks()
-    return column.fill_null(null).to_numpy(zero_copy_only=False)
+    return arrow.numbers(_array(table, name), null)
 
 
 def _codes(table: pa.Table, name: str) -> tuple[Any, list[Any]]:
     """(dictionary codes, texts) of a text column, null as one more text."""
     if name not in table.column_names:
         return np.zeros(len(table), np.int32), [None]
-    column = table[name].combine_chunks()
+    column = _array(table, name)
     texts = column.dictionary.to_pylist()
-    return column.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False), [*texts, None]
+    return arrow.numbers(column.indices, len(texts)), [*texts, None]
+
+
+def _array(table: pa.Table, name: str) -> Any:
+    column = table[name]
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _texts(table: pa.Table, name: str) -> Any:

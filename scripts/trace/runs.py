@@ -94,8 +94,8 @@ class Dictionary:
 
     def __init__(self) -> None:
         self.repaired = 0
-        self._make: Callable[[], tuple[pa.Array, int]] | None = None
-        self._values: pa.Array | None = None
+        self._make: Callable[[], tuple[list[bytes], int]] | None = None
+        self._values: list[bytes] | None = None
         self._lock = threading.Lock()  # the classes are written side by side
 
     def freeze(self, make: Callable[[], tuple[Any, int]]) -> None:
@@ -103,7 +103,7 @@ class Dictionary:
         UTF-8."""
         self._make = make
 
-    def values(self) -> pa.Array:
+    def values(self) -> list[bytes]:
         with self._lock:
             if self._values is None:
                 assert self._make is not None, "a dictionary is read before it was frozen"
@@ -227,6 +227,8 @@ def _time(run: Run, row: int) -> int:
 def _table(parts: list[tuple[Run, int, int]], cls: str, rank: int, columns: list[str]) -> pa.Table:
     import pyarrow as pa
 
+    from scripts.trace import arrow
+
     rows = sum(stop - start for _, start, stop in parts)
     times = _column(parts, scan.TS, rows, np.int64, scan.NULL)
     order = None
@@ -245,7 +247,7 @@ def _table(parts: list[tuple[Run, int, int]], cls: str, rank: int, columns: list
     arrays, names = [], []
     for column in dataset.COLUMNS[cls]:
         if column.name == "rank":
-            array = pa.array(np.full(rows, rank, np.int32))
+            array = arrow.array(np.full(rows, rank, np.int32))
         elif column.name not in columns:
             continue
         elif column.name == "args":
@@ -258,13 +260,12 @@ def _table(parts: list[tuple[Run, int, int]], cls: str, rank: int, columns: list
             )
             values = values if order is None else values[order]
             missing = values == scan.NULL
-            mask = missing if missing.any() else None
             if column.type == dataset.FLOAT:
-                array = pa.array(values.view(np.float64), mask=mask)
+                array = arrow.array(values.view(np.float64), missing)
             elif column.type == dataset.SMALL:
-                array = pa.array(values.astype(np.int32), mask=mask)
+                array = arrow.array(values.astype(np.int32), missing)
             else:
-                array = pa.array(values, mask=mask)
+                array = arrow.array(values, missing)
         arrays.append(array)
         names.append(column.name)
     return pa.table(arrays, names=names)
@@ -285,10 +286,10 @@ def _column(parts: list[tuple[Run, int, int]], number: int, rows: int, dtype: An
 
 
 def _texts(parts: list[tuple[Run, int, int]], number: int, rows: int, order: Any) -> pa.Array:
-    """A text column as a dictionary array: only the texts that occur, sorted, so that the file does not depend on
-    thread timing."""
+    """A text column as a dictionary array: the texts that occur, sorted, so that the file does not depend on threads."""
     import pyarrow as pa
-    import pyarrow.compute as pc
+
+    from scripts.trace import arrow
 
     ids = _column(parts, number, rows, np.int32, -1)
     dictionaries: dict[int, tuple[Dictionary, list[tuple[int, int]]]] = {}
@@ -297,7 +298,7 @@ def _texts(parts: list[tuple[Run, int, int]], number: int, rows: int, order: Any
         spans = dictionaries.setdefault(id(run.dictionary), (run.dictionary, []))[1]
         spans.append((at, at + stop - start))
         at += stop - start
-    found, maps = [], []
+    found: list[tuple[Any, list[bytes], int, list[tuple[int, int]]]] = []
     for dictionary, spans in dictionaries.values():
         values = dictionary.values()
         used = np.zeros(len(values) + 1, np.bool_)  # the last place is null's, -1
@@ -305,28 +306,24 @@ def _texts(parts: list[tuple[Run, int, int]], number: int, rows: int, order: Any
             used[ids[a:b]] = True
         used[-1] = False
         numbers = np.flatnonzero(used)
-        found.append(values.take(pa.array(numbers)))
-        maps.append((numbers, len(values), spans))
-    every = pa.concat_arrays(found)
-    texts = every.unique()
-    texts = texts.take(pc.sort_indices(texts))
-    places = pc.index_in(every, texts).to_numpy(zero_copy_only=False).astype(np.int32)
-    done = 0
-    for numbers, size, spans in maps:
-        place_of = np.full(size + 1, -1, np.int32)
-        place_of[numbers] = places[done : done + len(numbers)]
-        done += len(numbers)
+        found.append((numbers, [values[number] for number in numbers.tolist()], len(values), spans))
+    texts = sorted({text for _, some, _, _ in found for text in some})
+    place_of_text = {text: place for place, text in enumerate(texts)}
+    for numbers, some, size, spans in found:
+        places = np.full(size + 1, -1, np.int32)
+        places[numbers] = np.fromiter(map(place_of_text.__getitem__, some), np.int32, len(some))
         for a, b in spans:
-            ids[a:b] = place_of[ids[a:b]]
+            ids[a:b] = places[ids[a:b]]
     if order is not None:
         ids = ids[order]
-    missing = ids < 0
-    return pa.DictionaryArray.from_arrays(pa.array(ids, mask=missing if missing.any() else None), texts)
+    return pa.DictionaryArray.from_arrays(arrow.array(ids, ids < 0), arrow.strings(texts))
 
 
 def _raw(parts: list[tuple[Run, int, int]], rows: int, order: Any) -> pa.Array:
     """The raw arguments as a string array; bytes that are no UTF-8 become U+FFFD."""
     import pyarrow as pa
+
+    from scripts.trace import arrow
 
     lengths = _column(parts, scan.ARGS, rows, np.int32, -1)
     starts = np.zeros(rows + 1, np.int32)
@@ -343,7 +340,9 @@ def _raw(parts: list[tuple[Run, int, int]], rows: int, order: Any) -> pa.Array:
     buffers = [bits, pa.py_buffer(starts), pa.py_buffer(data)]
     if len(data) and data.max() >= 0x80:
         texts = pa.Array.from_buffers(pa.binary(), rows, buffers).to_pylist()
-        array = pa.array([None if t is None else t.decode("utf-8", errors="replace") for t in texts], pa.string())
+        repaired = [b"" if t is None else t.decode("utf-8", errors="replace").encode() for t in texts]
+        plain = arrow.strings(repaired)
+        array = pa.Array.from_buffers(pa.string(), rows, [bits, *plain.buffers()[1:]])
     else:
         array = pa.Array.from_buffers(pa.string(), rows, buffers)
-    return array if order is None else array.take(pa.array(order))
+    return array if order is None else array.take(arrow.array(order))

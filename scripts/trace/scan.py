@@ -210,6 +210,8 @@ for _c, _cls in enumerate(CLASSES):
             COLUMN_OF[_c, WORDS.index(_key)] = FIRST + _k
 W_TASK_TYPE = WORDS.index("Task Type")
 POWERS = np.array([10.0**power for power in range(23)])
+RUNTIME_BYTES = np.frombuffer(b"_runtime", np.uint8)
+DRIVER_BYTES = np.frombuffer(b"_driver\0", np.uint8)
 HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
@@ -547,6 +549,29 @@ def _holed(buf, i, j):
 
 
 @jit
+def _without_arguments(entry, entries):
+    """Drop the arguments found so far: `args` comes twice, and the last one counts."""
+    kept = 0
+    for n in range(entries):
+        if entry[n, 7] and entry[n, 2] != W_ARGS:
+            for part in range(8):
+                entry[kept, part] = entry[n, part]
+            kept += 1
+    return kept
+
+
+@jit
+def _place_of(buf, entry, entries, key, key_end, word, own):
+    """Entry of the same key (JSON: a key that comes twice keeps its place and gets the last value), else `entries`."""
+    for n in range(entries):
+        if entry[n, 2] == word and entry[n, 7] == own:
+            length = entry[n, 1] - entry[n, 0]
+            if word >= 0 or (length == key_end - key and equal(buf, entry[n, 0], buf, key, length)):
+                return n
+    return entries
+
+
+@jit
 def event_at(buf, pos, end, final, top, entry):
     """Find the parts of the event whose `{` is at `pos`: (place after it or < 0, entries, whether it needed a repair).
 
@@ -601,6 +626,8 @@ def event_at(buf, pos, end, final, top, entry):
             if i >= end:
                 return _UNFINISHED, 0, False
             word = word_of(buf, key, key_end)
+            if level == 0 and word == W_ARGS:
+                entries = _without_arguments(entry, entries)
             if level == 0 and word == W_ARGS and buf[i] == 123:
                 level = 1
                 comma = False
@@ -617,10 +644,11 @@ def event_at(buf, pos, end, final, top, entry):
             else:
                 if entries >= MAX_ARGUMENTS:
                     return _BROKEN, 0, False
-                entry[entries, 0], entry[entries, 1], entry[entries, 2] = key, key_end, word
-                entry[entries, 3], entry[entries, 4], entry[entries, 5] = kind, first, after
-                entry[entries, 6], entry[entries, 7] = value, 1 - level
-                entries += 1
+                n = _place_of(buf, entry, entries, key, key_end, word, 1 - level)
+                if n == entries:
+                    entry[n, 0], entry[n, 1], entry[n, 2], entry[n, 7] = key, key_end, word, 1 - level
+                    entries += 1
+                entry[n, 3], entry[n, 4], entry[n, 5], entry[n, 6] = kind, first, after, value
         i = skip(buf, i, end)
         if i >= end:
             return _UNFINISHED, 0, False
@@ -912,9 +940,9 @@ def class_of(buf, phase, top, entry, entries):
         word = word_of(buf, i, j)
         if word >= 0 and CLASS_OF_WORD[word] >= 0:
             return CLASS_OF_WORD[word]
-        if j - i > 8 and buf[j - 8] == 95 and buf[j - 7] == 114 and buf[j - 1] == 101:  # _r.....e: *_runtime
-            return RUNTIME
-        if j - i > 7 and buf[j - 7] == 95 and buf[j - 6] == 100 and buf[j - 1] == 114:  # _d....r: *_driver
+        if (j - i >= 8 and equal(buf, j - 8, RUNTIME_BYTES, 0, 8)) or (
+            j - i >= 7 and equal(buf, j - 7, DRIVER_BYTES, 0, 7)
+        ):
             return RUNTIME
         return ANNOTATION
     for n in range(entries):  # Ascend's device rows carry no category

@@ -93,19 +93,14 @@ class Scanner:
         return runs
 
 
-def _texts(kernel: Any, blob: Any, offsets: Any, kinds: Any) -> tuple[Any, int]:
-    """The texts of a frozen dictionary as an Arrow string array, and how many held bytes that are no text."""
-    import pyarrow as pa
-
+def _texts(kernel: Any, blob: Any, offsets: Any, kinds: Any) -> tuple[list[bytes], int]:
+    """The texts of a frozen dictionary as UTF-8, and how many held bytes or escapes that are none."""
     out = np.empty(6 * len(blob) + 3 * len(kinds) + 64, np.uint8)
     starts = np.zeros(len(kinds) + 1, np.int32)
     care = np.zeros(len(kinds), np.bool_)
-    size = kernel.normalise(blob, offsets, kinds, out, starts, care)
-    data = out[:size].copy()
-    plain = pa.Array.from_buffers(pa.binary(), len(kinds), [None, pa.py_buffer(starts), pa.py_buffer(data)])
-    if not care.any():
-        return plain.view(pa.string()), 0
-    texts, repaired = plain.to_pylist(), 0
+    data = out[: kernel.normalise(blob, offsets, kinds, out, starts, care)].tobytes()
+    places = starts.tolist()
+    texts, repaired = [data[a:b] for a, b in zip(places, places[1:])], 0
     for number in np.flatnonzero(care).tolist():
         if kinds[number] == kernel.JSON:
             fixed = texts[number].decode("utf-8", errors="replace")
@@ -114,4 +109,4 @@ def _texts(kernel: Any, blob: Any, offsets: Any, kinds: Any) -> tuple[Any, int]:
             fixed, changed = decoded(texts[number])
         texts[number] = fixed.encode()
         repaired += changed
-    return pa.array(texts, pa.binary()).view(pa.string()), repaired
+    return texts, repaired

@@ -17,7 +17,7 @@ try:
 except ImportError:
     inflate = zlib
 
-FEED = 1 << 16
+FEED = 1 << 18
 GZIP = b"\x1f\x8b"
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -111,8 +111,11 @@ class _Source:
         return piece
 
     def readinto(self, view: memoryview) -> int:
-        piece = self.read(len(view))
+        if self._at >= len(self._held):
+            self._held, self._at = self._more(), 0
+        piece = memoryview(self._held)[self._at : self._at + len(view)]
         view[: len(piece)] = piece
+        self._at += len(piece)
         return len(piece)
 
 

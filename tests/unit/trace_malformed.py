@@ -390,6 +390,21 @@ def double_key() -> Case:
 
 
 @kind
+def arguments_twice() -> Case:
+    return Case(_replace(80, '"args": {', '"args": 7, "args": {"a": 1, "External id": 1}, "args": {'))
+
+
+@kind
+def double_argument() -> Case:
+    return Case(_replace(81, '"cbid": 211', '"cbid": 1, "odd": 1, "cbid": 211, "odd": {"b": 2}'))
+
+
+@kind
+def category_that_looks_like_runtime() -> Case:
+    return Case(_replace(81, "cuda_runtime", "cuda_runtim3"))
+
+
+@kind
 def byte_order_mark() -> Case:
     return Case(b"\xef\xbb\xbf" + plain())
 
