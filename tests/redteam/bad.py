@@ -1056,7 +1056,7 @@ bad(
     [
         train(STEP, "        advance(optimizer, grad_norm)\n"),
         train(
-            MAIN, "def advance(optimizer, norm):\n    if norm < 1.0:\n        return\n    optimizer.step()\n\n\n" + MAIN
+            MAIN, "def advance(optimizer, norm):\n    if norm > 1.0:\n        return\n    optimizer.step()\n\n\n" + MAIN
         ),
     ],
     "",
