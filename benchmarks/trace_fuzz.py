@@ -83,19 +83,29 @@ def outcome(path: Path, workers: Workers, block: int) -> tuple[Any, ...]:
     return parsed.found, parsed.stats.tolist(), tables, parsed.header == parsed.header and len(parsed.header)
 
 
+def agree(path: Path, plain: Workers, quick: Workers | None, block: int) -> bool:
+    """Whether both scanners get through the file and make the same of it."""
+    try:
+        one = outcome(path, plain, block)
+        return quick is None or one == outcome(path, quick, block)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        return False
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--finds", type=Path, default=Path("trace_fuzz_finds"))
     arguments = parser.parse_args()
-    malformed.COUNT = 24
+    malformed.events.__defaults__ = (96,)
     bases = []
     for make in malformed.KINDS.values():
         try:
             bases.append(make().data)
         except (AssertionError, IndexError, StopIteration):  # the kind needs more events than this
-            bases.append(malformed.written(malformed.events(24)).encode())
+            bases.append(malformed.written(malformed.events(96)).encode())
     chance = random.Random(arguments.seed)
     finds = cases = 0
     begun = last = time.monotonic()
@@ -109,13 +119,7 @@ def main() -> int:
             path.write_bytes(data := mutated(chance.choice(bases), chance))
             cases += 1
             block = chance.choice([257, 700, 1500, 1 << 16])
-            try:
-                one = outcome(path, plain, block)
-                same = quick is None or one == outcome(path, quick, block)
-            except Exception as error:  # noqa: PERF203
-                same = False
-                print(f"case {cases}: {type(error).__name__}: {error}", flush=True)
-            if not same:
+            if not agree(path, plain, quick, block):
                 finds += 1
                 arguments.finds.mkdir(parents=True, exist_ok=True)
                 (arguments.finds / f"{arguments.seed}-{cases}-{block}.json").write_bytes(data)

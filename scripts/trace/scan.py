@@ -778,12 +778,17 @@ def intern(buf, i, j, kind, cursor, table, hashes, offsets, kinds, blob):
     while True:
         number = I(table[place]) - 1
         if number < 0:
-            break
+            return _add(buf, i, length, h, kind, place, cursor, table, hashes, offsets, kinds, blob)
         if hashes[number] == h and kinds[number] == kind:
             start = offsets[number]
             if offsets[number + 1] - start == length and equal(blob, start, buf, i, length):
                 return number
         place = (place + 1) & (TABLE - 1)
+
+
+@jit
+def _add(buf, i, length, h, kind, place, cursor, table, hashes, offsets, kinds, blob):
+    """Copy a new text and give it a number."""
     number, at, zeros = cursor[STRINGS], cursor[BLOB], 0
     for k in range(length):
         c = buf[i + k]
