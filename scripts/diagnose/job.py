@@ -6,13 +6,15 @@ A detector is a module of `scripts/diagnose/detectors/` with `LOOKED_FOR`, the i
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from scripts.diagnose.preparation import Preparation, preparations
 from scripts.diagnose.timeline import Timeline, backward_ns
-from scripts.diagnose.timing import Timing
+from scripts.diagnose.timing import SLOW, Timing
 
 Row = dict[str, Any]
 
@@ -169,8 +171,55 @@ class Job:
         return self.timeline.window_ns if self.timeline is not None else 1.0
 
     def per_step_s(self, window_ns: float) -> float:
-        """Seconds a step, at the speed of the unprofiled run, of a time in the window."""
-        return window_ns / self.window_ns * self.timing.step_s
+        """Seconds a step, at the speed of the unprofiled run, of a time in the window; slow steps that it holds count
+        in."""
+        steady = self.timing.steady_share()
+        return window_ns / self.window_ns * self.timing.step_s * (self.window_share / steady if steady else 1.0)
+
+    @cached_property
+    def window_steps(self) -> int:
+        """Steps in the window: the trace's marks, else calls of the outermost module; 1 where neither tells."""
+        marked = self.headline.get("steps") or (self.timeline.steps if self.timeline is not None else 0)
+        return int(marked) or max(1, len(self._calls_ns))
+
+    @cached_property
+    def _calls_ns(self) -> list[int]:
+        """Recorded time from each end of an outermost module call to the next: the steps of a job that only infers."""
+        timeline = self.timeline
+        if timeline is None:
+            return []
+        calls = timeline.outermost(
+            [i for i in timeline.named("nn.Module:") if timeline.thread[i] == timeline.main_thread]
+        )
+        ends = sorted(int(timeline.end[i]) for i in calls)
+        return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+
+    @cached_property
+    def window_share(self) -> float:
+        """Share of the whole job in work like the window's: its steady steps, and slow steps as far as it holds them.
+
+        Optimizer steps are alike, and what is not (evaluation, new shapes) has detectors of its own. A step of inference
+        is a call of the model, and a request has many of them with other work in between: most of its time can lie in
+        the one step that moves weights, and the median step says nothing of it. The window then stands for as much slow
+        time beside each steady step as it holds, never for more than the job has.
+        """
+        steady = self.timing.steady_share()
+        calls = self._calls_ns
+        marked = self.headline.get("steps") or (self.timeline is not None and self.timeline.steps)
+        if marked or len(calls) < 2 or not self.timing.runs or not self.timing.step_s:
+            return steady
+        typical = statistics.median(calls)
+        slow_s = sum(ns - typical for ns in calls if ns > SLOW * typical) / 1e9
+        return steady + min(self.timing.excess_share(), steady * slow_s / (len(calls) * self.timing.step_s))
+
+    @cached_property
+    def preparations(self) -> list[Preparation]:
+        """Operators that prepare something for each new shape, on a device: on CPU an operator's own time is its work,
+        and the page faults of memory of a new size."""
+        if self.timeline is None or not self.on_gpu:
+            return []
+        waiting = {r["op"] for r in self.view("synchronisations") if r.get("op")}
+        return preparations(self.timeline, waiting)
 
     def share(self, window_ns: float, evaluated_ns: float = 0.0, kernel_ns: float = 0.0) -> float:
         """Share of the whole job at the horizon: a host time in the window, and of it the part that evaluations repeat.
@@ -178,7 +227,7 @@ class Job:
         Evaluation has the data and the forward part of a step: `evaluated_ns` takes the same share of it as of those.
         Beside a device, host work can only give back time in which the device idles, and its own kernels (`kernel_ns`).
         """
-        share = window_ns / self.window_ns * self.timing.steady_share()
+        share = window_ns / self.window_ns * self.window_share
         if self.on_gpu and self.headline.get("gpu_idle") is not None:
             share = min(
                 share, self.idle_share(self.headline["gpu_idle"] * self.capture_ns) + self.kernel_share(kernel_ns)
@@ -202,13 +251,13 @@ class Job:
 
     def kernel_share(self, kernel_ns: float) -> float:
         """Share of the whole job of device time, were it all on the critical path."""
-        return min(1.0, kernel_ns / self.unprofiled_capture_ns) * self.timing.steady_share()
+        return min(1.0, kernel_ns / self.unprofiled_capture_ns) * self.window_share
 
     def idle_share(self, lost_ns: float) -> float:
         """Share of the whole job of device idle time, scaled to the unprofiled job: profiling lengthens it."""
         busy = float(self.headline.get("gpu_busy") or 0.0) * self.capture_ns
         profiled, actual = self.capture_ns - busy, max(0.0, self.unprofiled_capture_ns - busy)
-        return min(1.0, lost_ns / max(1.0, profiled)) * actual / self.unprofiled_capture_ns * self.timing.steady_share()
+        return min(1.0, lost_ns / max(1.0, profiled)) * actual / self.unprofiled_capture_ns * self.window_share
 
     def idle_note(self, lost_ns: float) -> str:
         """How the idle time of the capture stands to the unprofiled job's."""
@@ -264,6 +313,11 @@ class Job:
     def wall_note(self, window_ns: float) -> str:
         """`12.3 of 56.9 ms a step; steps are 39 % of the job at 24 steps`."""
         timing = self.timing
+        if self.window_share > timing.steady_share():
+            return (
+                f"{window_ns / 1e6:.1f} of {self.window_ns / 1e6:.1f} ms recorded; steps, slow ones included, are "
+                f"{self.window_share:.0%} of the {timing.total_s:.1f} s that {timing.horizon_steps} steps take"
+            )
         return (
             f"{self.per_step_s(window_ns) * 1e3:.2f} of {timing.step_s * 1e3:.2f} ms a step; steady steps are "
             f"{timing.steady_share():.0%} of the {timing.total_s:.1f} s that {timing.horizon_steps} steps take"

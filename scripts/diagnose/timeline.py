@@ -223,8 +223,9 @@ def _gather(tables: dict[str, Any]) -> tuple[Any, ...]:
         first_rank = min(rank)
         for row, name in enumerate(columns["name"]):
             duration = columns["dur_ns"][row]
-            # gpu_user_annotation is the device's side of the same range; one rank tells the host's story
-            if duration is None or rank[row] != first_rank or str(columns["cat"][row]).startswith("gpu"):
+            # gpu_user_annotation is the device's side of the same range; one rank tells the host's story. The profiler's
+            # own span ("Trace") covers the whole window on a thread of its own, and would be taken for the main one.
+            if duration is None or rank[row] != first_rank or str(columns["cat"][row]).startswith(("gpu", "Trace")):
                 continue
             names.append(name or "")
             starts.append(columns["ts_ns"][row])

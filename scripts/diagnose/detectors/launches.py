@@ -12,6 +12,7 @@ def detect(job: Job) -> list[Finding]:
     if not job.on_gpu:
         raise NotApplicable("no device work in the trace")
     rows = [r for r in job.view("lost_time") if r["kind"] in ("launch_bound", "host_busy") and not _loading(r)]
+    rows = _without_preparation(job, rows)
     lost = sum(r["lost_ns"] for r in rows)
     share = job.idle_share(lost)
     if share < 0.01:
@@ -36,7 +37,7 @@ def detect(job: Job) -> list[Finding]:
             "torch.compile, CUDA graphs) or less python between them close the gaps."
             + (f" {walks[1]}" if walks else ""),
             share,
-            f"idle behind the host: {job.idle_note(lost)}; steady steps are {job.timing.steady_share():.0%} of the job",
+            f"idle behind the host: {job.idle_note(lost)}; steps are {job.window_share:.0%} of the job",
             "medium",
             ["python", "config", "kernel"],
             anchors + (walks[0] if walks else []),
@@ -52,6 +53,18 @@ def detect(job: Job) -> list[Finding]:
 def _loading(row: Row) -> bool:
     """Idle time behind a batch that is made on the main thread: `loader_bound` holds it."""
     return any("DataLoader" in str(row.get(key)) for key in ("annotation", "op"))
+
+
+def _without_preparation(job: Job, rows: list[Row]) -> list[Row]:
+    """The rows less the idle time in which an operator prepares a new shape: fewer or faster launches do not shorten
+    it, and `new_shapes_slow_steps` holds it."""
+    steps = job.window_steps
+    prepared: dict[str, float] = {}
+    for one in job.preparations:  # of all steps but the first, whose shapes are as new as the others'
+        prepared[one.top] = prepared.get(one.top, 0.0) + one.recorded_ns * steps / max(1, steps - 1)
+    idle = {top: sum(r["lost_ns"] for r in rows if r.get("op") == top) for top in prepared}
+    stays = {top: max(0.0, 1 - prepared[top] / idle[top]) for top in prepared if idle[top]}
+    return [{**r, "lost_ns": r["lost_ns"] * stays.get(str(r.get("op")), 1.0)} for r in rows]
 
 
 def _module_walks(job: Job) -> tuple[list[dict[str, object]], str] | None:

@@ -2,16 +2,96 @@
 
 from __future__ import annotations
 
-from scripts.diagnose.job import Finding, Job, NotApplicable, anchor, evidence
+from scripts.diagnose.job import Finding, Job, NotApplicable, Row, anchor, evidence
+from scripts.diagnose.preparation import Preparation
 
 LOOKED_FOR = ("new_shapes_slow_steps",)
 
 
 def detect(job: Job) -> list[Finding]:
-    """Excess of the steps that have new input shapes over the median of those that have none."""
+    """Steps with new shapes against steps without; operators on new shapes against the same operators again.
+
+    The first needs steps that repeat shapes. Where every batch is new all steps are slow alike and only the second has
+    something to compare with; it does not see preparation in python.
+    """
     steps = [r for r in job.view("steps") if r.get("wall_ns")]
     if len(steps) < 3:
         raise NotApplicable(f"the profiled window has {len(steps)} steps; at least 3 are needed to tell slow ones")
+    by_step, by_operator = of_steps(job, steps), of_operators(job, steps)
+    if not by_step or not by_operator:
+        return by_step or by_operator
+    said = (by_step[0].fraction or 0.0), (by_operator[0].fraction or 0.0)
+    if by_step[0].confidence == "low":  # long inputs count as slow steps there, so that its figure is the larger one
+        return by_operator if said[1] > said[0] / 2 else by_step
+    return by_operator if said[1] > said[0] else by_step
+
+
+def of_operators(job: Job, steps: list[Row]) -> list[Finding]:
+    """Excess of operators' first calls on new shapes over their later calls on the same, in the steps after the
+    first."""
+    found = job.preparations
+    spent = sum(one.excess_ns for one in found)
+    every, later = sum(r["wall_ns"] for r in steps), sum(r["wall_ns"] for r in steps[1:])
+    in_later = spent * every / later  # no shape is new in the first step: what the others hold counts for all
+    if not found or in_later / job.window_ns < 0.01:
+        return []
+    # slow steps hold the same excess: as a share it stands for them too
+    part = 1 + job.timing.excess_share() / (job.timing.steady_share() or 1.0)
+    main = [one for one in found if one.excess_ns >= 0.1 * spent] or found[:1]
+    names = ", ".join(dict.fromkeys(one.operator for one in main))
+    worst = main[0]
+    fresh = sum(bool(r["new_signature"]) for r in steps[1:])
+    return [
+        Finding(
+            "new_shapes_slow_steps",
+            f"{fresh} of {len(steps) - 1} steps have new input shapes, and {names} take "
+            f"{worst.first_ns / max(1.0, worst.again_ns):.0f} times as long on a shape's first call",
+            "Something is prepared once for every new shape (an execution plan, a compiled graph, an autotuned kernel): "
+            f"{worst.operator} takes {worst.first_ns / 1e6:.1f} ms of host time on a shape's first call and "
+            f"{worst.again_ns / 1e6:.2f} ms when the next layer calls it on the same shape.",
+            job.share(in_later) * part,
+            f"first calls on new shapes less later calls on the same: {job.wall_note(in_later)}",
+            "high",
+            ["backend", "config", "python"],
+            _places(job, main),
+            [
+                evidence("steps with new shapes", fresh, f"of {len(steps) - 1}", "views: steps"),
+                *(
+                    evidence(
+                        f"{one.operator}, first call on a shape",
+                        one.first_ns / 1e6,
+                        f"ms, {one.again_ns / 1e6:.3f} ms on the same shape again; {one.shapes} shapes",
+                        "events: own host time, corrected",
+                    )
+                    for one in main
+                ),
+            ],
+        )
+    ]
+
+
+def _places(job: Job, prepared: list[Preparation]) -> list[Row]:
+    """The calls of the operators by line where the source has them as a call, else the functions they run in."""
+    assert job.timeline is not None
+    anchors: list[Row] = []
+    for one in prepared:
+        if one.function < 0:
+            continue
+        function = job.timeline.functions[one.function]
+        where = (function.path, function.qualname)
+        sites = [s for s in job.structure["sites"] if (s["path"], s["function"]) == where and s["callee"] == one.callee]
+        anchors += [anchor(s) for s in sites] or [
+            {
+                "path": function.path,
+                "line": function.line,
+                "code": job.code(function.path, function.line) or function.name,
+            }
+        ]
+    return list({(a["path"], a["line"]): a for a in anchors}.values())
+
+
+def of_steps(job: Job, steps: list[Row]) -> list[Finding]:
+    """Excess of the steps that have new input shapes over the median of those that have none."""
     later = steps[1:] if steps[0].get("new_signature") else steps  # the first step of a window knows no shape
     fresh = [r for r in later if r["new_signature"]]
     known = [r for r in later if not r["new_signature"]]

@@ -29,7 +29,7 @@ def on_device(job: Job, sites: list[Row]) -> Finding | None:
     idle = sum(r["lost_ns"] for r in lost)
     calls = [r for r in job.view("synchronisations") if (r.get("steps") or 1) >= 1]
     count = sum(r["count"] for r in calls)
-    steps = max(1, job.headline.get("steps") or 1)
+    steps = job.window_steps
     capture = job.headline.get("capture_ns") or 1
     if not calls:
         return None
@@ -48,8 +48,8 @@ def on_device(job: Job, sites: list[Row]) -> Finding | None:
         "device idles until "
         "the host has launched again.",
         job.idle_share(idle),
-        f"device idle after synchronising calls {idle / 1e6:.2f} of {capture / 1e6:.1f} ms captured; steady steps are "
-        f"{job.timing.steady_share():.0%} of the job",
+        f"device idle after synchronising calls {idle / 1e6:.2f} of {capture / 1e6:.1f} ms captured; steps are "
+        f"{job.window_share:.0%} of the job",
         "high" if anchors else "medium",
         ["python"],
         anchors,

@@ -13,16 +13,20 @@ def detect(job: Job) -> list[Finding]:
     """`nn.Module.to` called in the step, and pageable copies that leave the device idle."""
     if not job.on_gpu:
         raise NotApplicable("no device work in the trace")
-    moved, spent = weights(job)
-    return [*moved, *pageable(job, spent)]
+    moved, places = weights(job)
+    return [*moved, *pageable(job, places)]
 
 
-def weights(job: Job) -> tuple[list[Finding], float]:
-    """Host time inside `nn.Module.to`/`.cpu()`/`.cuda()` in the window: such copies block from pageable memory."""
+def weights(job: Job) -> tuple[list[Finding], set[tuple[str, str]]]:
+    """Host time inside `nn.Module.to`/`.cpu()`/`.cuda()` in the window: such copies block from pageable memory.
+
+    And the (path, function) that call them. The device copies meanwhile, which is its busy time, so that host time
+    can give back the copies' own time beside the idle time.
+    """
     timeline = job.timeline
     rows = [r for r in job.view("copies") if r["kind"] in ("HtoD", "DtoH")]
     if timeline is None:
-        return [], 0.0
+        return [], set()
     frames = [
         i for name in MOVES for i in timeline.by_short.get(name, []) if "torch/nn/modules/module.py" in timeline.name[i]
     ]
@@ -32,29 +36,30 @@ def weights(job: Job) -> tuple[list[Finding], float]:
         if any(timeline.name[j].startswith("aten::_to_copy") for j in timeline.under(i))
     ]
     spent = timeline.total_ns(frames)
-    steps = max(1, job.headline.get("steps") or timeline.steps or 1)
     owners = {int(timeline.owner[i]) for i in frames}
+    places = {(timeline.functions[n].path, timeline.functions[n].name) for n in owners if n >= 0}
     sites = [
         s
         for s in job.sites("transfer")
         if job.function_index(s) in owners and not s["detail"]["of"].startswith(("x", "batch", "input"))
     ]
-    moved = sum(r["total_bytes"] for r in rows if (r.get("op") or "").startswith("aten::") and r["bytes"] >= 4096)
-    if not frames or job.share(spent) < 0.005:
-        return [], 0.0
-    sent = sum(r["total_bytes"] for r in rows if r["kind"] == "DtoH" and r["bytes"] >= 4096)
+    weighty = [r for r in rows if (r.get("op") or "").startswith("aten::") and r["bytes"] >= 4096]
+    moved, sent = (
+        sum(r["total_bytes"] for r in weighty if r["kind"] in kinds) for kinds in (("HtoD", "DtoH"), ("DtoH",))
+    )
+    copying = sum(r.get("exposed_ns") or 0 for r in weighty if not r.get("path") or _place(r) in places)
+    share = job.share(spent, kernel_ns=copying)
+    if not frames or share < 0.005:
+        return [], set()
     return [
         Finding(
             "weights_moved",
-            f"A module is copied between host and device in every step ({moved / steps / 1e6:.0f} MB)",
+            f"Modules are copied between host and device while the job runs ({len(frames)} times in "
+            f"{job.window_steps} steps, {moved / 1e6:.0f} MB)",
             "Weights that never change are moved to the device for use and back afterwards"
-            + (
-                f"; {sent / steps / 1e6:.0f} MB a step go back, although the host could have kept its copy"
-                if sent
-                else ""
-            )
+            + (f"; {sent / 1e6:.0f} MB go back, although the host could have kept its copy" if sent else "")
             + ". Keep them on the device, or keep a pinned host copy and only drop the device's.",
-            job.share(spent),
+            share,
             f"time in nn.Module.to and .cpu() on the main thread: {job.wall_note(spent)}",
             "high",
             ["python"],
@@ -66,11 +71,15 @@ def weights(job: Job) -> tuple[list[Finding], float]:
                     "ms/step",
                     "events: torch/nn/modules/module.py to, cpu, cuda",
                 ),
-                evidence("bytes", moved / steps, "bytes/step", "views: copies"),
+                evidence("bytes", moved / job.window_steps, "bytes/step", "views: copies"),
                 evidence("rate", _rate(rows), "bytes/s", "views: copies"),
             ],
         )
-    ], spent
+    ], places
+
+
+def _place(row: Row) -> tuple[str, str]:
+    return str(row.get("path")), str(row.get("function"))
 
 
 def _rate(rows: list[Row]) -> float | None:
@@ -79,13 +88,15 @@ def _rate(rows: list[Row]) -> float | None:
     return sum(r["total_bytes"] for r in big) / total * 1e9 if total else None
 
 
-def pageable(job: Job, moved_ns: float) -> list[Finding]:
-    """Exposed time of pageable copies less the same bytes at pinned speed; what `weights_moved` holds is not counted
-    again."""
+def pageable(job: Job, moving: set[tuple[str, str]]) -> list[Finding]:
+    """Exposed time of pageable copies less the same bytes at pinned speed; copies of the functions that move modules
+    are left to `weights_moved`."""
     rows = [
         r
         for r in job.view("copies")
-        if "pageable" in (r.get("source"), r.get("destination")) and (r.get("exposed_ns") or 0) > 0
+        if "pageable" in (r.get("source"), r.get("destination"))
+        and (r.get("exposed_ns") or 0) > 0
+        and _place(r) not in moving
     ]
     exposed, moved = sum(r["exposed_ns"] for r in rows), sum(r["total_bytes"] for r in rows)
     gone = exposed - moved / PINNED_BYTES_PER_S * 1e9
@@ -106,8 +117,7 @@ def pageable(job: Job, moved_ns: float) -> list[Finding]:
             "pageable_copies",
             f"{moved / 1e6:.0f} MB of copies from or to pageable memory, and nothing runs meanwhile",
             "A pageable copy goes through a staging buffer and blocks the host; pinned memory with non_blocking=True "
-            "is three times as "
-            "fast and overlaps." + (" The modules moved in every step are part of it." if moved_ns else ""),
+            "is three times as fast and overlaps.",
             share,
             f"{exposed / 1e6:.2f} ms exposed, less {moved / PINNED_BYTES_PER_S * 1e3:.2f} ms at pinned speed, of "
             f"{capture / 1e6:.1f} ms captured",

@@ -37,7 +37,7 @@ from scripts.propose.codemod import (
     writes,
 )
 
-FINDINGS = ["step_synchronisation", "logging_expensive", "work_in_step"]
+FINDINGS = ["step_synchronisation", "logging_expensive"]
 TITLE = "Read statistics in one go"
 HYPOTHESIS = (
     "Each .item() waits for the device and costs a call from Python; one stacked read, or none, gives the same numbers."

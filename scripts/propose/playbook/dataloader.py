@@ -26,7 +26,7 @@ from scripts.propose.codemod import (
     with_keyword,
 )
 
-FINDINGS = ["loader_bound", "work_in_step", "pageable_copies"]
+FINDINGS = ["loader_bound", "pageable_copies"]
 TITLE = "Load batches in worker processes"
 HYPOTHESIS = "The training process waits while it reads, decodes and collates each batch itself."
 RISK = "Workers take memory and start-up time; a data set that draws random numbers would draw others."

@@ -13,7 +13,7 @@ import libcst as cst
 
 from scripts.propose.codemod import Refusal, call, dotted, files, is_false, keyword, replaced, walk, without_keyword
 
-FINDINGS = ["tiny_kernels", "launch_bound", "optimizer_unfused", "work_in_step"]
+FINDINGS = ["tiny_kernels", "launch_bound", "optimizer_unfused"]
 TITLE = "Drop gradients instead of zeroing them"
 HYPOTHESIS = (
     "Each step writes zeros over every gradient and then adds to them; without them the backward pass writes once."
