@@ -243,6 +243,8 @@ def _recorder(job: Job, place: Place, variables: dict[str, str]) -> dict[str, st
     switches = recorder.environment(
         place.records,
         mode=job.kind,
+        # A model may call itself while it is built (YOLO finds its strides so); no step has begun then.
+        unit="optimizer" if job.spec.get("kind") == "training" else "auto",
         probes=job.spec.get("parity", {}).get("probes"),
         seed=job.seed,
         perturb=job.perturb["kind"] if job.perturb else None,
