@@ -205,8 +205,7 @@ class Job:
         """
         steady = self.timing.steady_share()
         calls = self._calls_ns
-        marked = self.headline.get("steps") or (self.timeline is not None and self.timeline.steps)
-        if marked or len(calls) < 2 or not self.timing.runs or not self.timing.step_s:
+        if self.training or len(calls) < 2 or not self.timing.runs or not self.timing.step_s:
             return steady
         typical = statistics.median(calls)
         slow_s = sum(ns - typical for ns in calls if ns > SLOW * typical) / 1e9
@@ -247,7 +246,10 @@ class Job:
     def unprofiled_capture_ns(self) -> float:
         """What the captured steps take in the unprofiled job; the capture itself where no such run is at hand."""
         steps = self.headline.get("steps") or 0
-        return min(self.capture_ns, self.timing.step_s * 1e9 * steps) if self.timing.runs and steps else self.capture_ns
+        if not self.timing.runs or not steps:
+            return self.capture_ns
+        slow = self.window_share / (self.timing.steady_share() or 1.0)
+        return min(self.capture_ns, self.timing.step_s * 1e9 * steps * max(1.0, slow))
 
     def kernel_share(self, kernel_ns: float) -> float:
         """Share of the whole job of device time, were it all on the critical path."""

@@ -8,15 +8,16 @@ operator should cost: a model's second layer repeats the shapes of its first.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import numpy as np
+
 from scripts.diagnose.timeline import ANNOTATION, OPERATOR, Timeline
 
-CHANCE = 0.05  # of the sign test: how often calls of equal cost would look like first calls that cost more
+CHANCE = 0.05  # how often calls of equal cost may look like first calls that cost more
 
 # A call of something that has not run for a while is slower whatever its shapes: at most the cache of a core (2 MiB) is
 # filled again from main memory at 10 GB/s. Plans, kernels and tuning take milliseconds.
@@ -86,15 +87,15 @@ def _prepared(
 ) -> Preparation | None:
     """One operator over its new shapes, or None where its first calls are not the dearer ones.
 
-    Excesses keep their sign in the sum, so that noise cancels. The sign test asks whether first calls are the longest of
-    their shape more often than chance: at least one repeat, so by chance in half of the shapes at most.
+    Excesses keep their sign in the sum, so that noise cancels. A first call of equal cost is the longest of its shape by
+    chance alone, so that a few shapes tell in a deep model and a window of six steps in one of two layers.
     """
     own = timeline.own_ns
     firsts = [float(own[g[0]]) for g in groups]
     again = [statistics.median(float(own[i]) for i in g[1:]) for g in groups]
-    dearer = sum(first > max(own[i] for i in g[1:]) for first, g in zip(firsts, groups, strict=True))
+    dearest = sum(first > max(own[i] for i in g[1:]) for first, g in zip(firsts, groups, strict=True))
     excess = sum(firsts) - sum(again)
-    if excess <= COLD_CALL_NS * len(groups) or _by_chance(dearer, len(groups)) > CHANCE:
+    if excess <= COLD_CALL_NS * len(groups) or _by_chance(dearest, groups) > CHANCE:
         return None
     worst = max(groups, key=lambda g: float(own[g[0]]))[0]
     root = tops[worst]
@@ -113,9 +114,13 @@ def _prepared(
     )
 
 
-def _by_chance(successes: int, trials: int) -> float:
-    """Probability of at least so many successes in fair trials."""
-    return sum(math.comb(trials, k) for k in range(successes, trials + 1)) / 2**trials
+def _by_chance(dearest: int, groups: list[list[int]]) -> float:
+    """Probability that in at least so many shapes the first of all calls is the longest, were calls of equal cost: one
+    in as many as there are calls of the shape (distribution of a sum of unlike coins, one convolution a shape)."""
+    chances = np.ones(1)
+    for group in groups:
+        chances = np.convolve(chances, [1 - 1 / len(group), 1 / len(group)])
+    return float(chances[dearest:].sum())
 
 
 def _tops(timeline: Timeline) -> list[int]:
