@@ -99,10 +99,14 @@ class Job:
         first = min(r["rank"] for r in rows)
         return [r for r in rows if r["rank"] == first]
 
-    @property
+    @cached_property
     def training(self) -> bool:
-        """Whether the job trains: it has optimizer steps or a backward pass."""
-        return self.spec.get("kind") == "training" or bool(self.sites("backward"))
+        """Whether the job trains: it has optimizer steps or a backward pass, in the source or, without it, in the
+        window."""
+        if self.spec.get("kind") == "training" or self.sites("backward"):
+            return True
+        timeline = self.timeline
+        return timeline is not None and bool(timeline.named("autograd::engine::evaluate_function", "Optimizer.step#"))
 
     @property
     def on_gpu(self) -> bool:

@@ -106,7 +106,7 @@ def training(
         {"rank": 0, "kind": "host_busy", "op": "aten::scaled_dot_product_attention", "lost_ns": 230 * MS},
         {"rank": 0, "kind": "launch_bound", "op": "aten::add", "lost_ns": 60 * MS},
     ]
-    views = {"steps": steps, "lost_time": idle}
+    views: dict[str, list[dict[str, Any]]] = {"steps": steps, "lost_time": idle}
     if waits:
         views["synchronisations"] = [
             {"rank": 0, "call": "cudaStreamSynchronize", "op": op}
