@@ -41,6 +41,8 @@ if COMPILED:
     # time.
     jit = njit(cache=True, nogil=True, boundscheck=False, error_model="numpy", _nrt=False)
     allocating = njit(cache=True, nogil=True, error_model="numpy")
+    # What runs several times an event goes into its caller: passing ten arrays costs more than the work.
+    inlined = njit(cache=True, nogil=True, boundscheck=False, error_model="numpy", _nrt=False, forceinline=True)
 
     @intrinsic
     def load64(_: Any, data: Any, index: Any) -> Any:
@@ -97,7 +99,7 @@ else:
         """Plain Python: no compilation."""
         return function
 
-    allocating = jit
+    allocating = inlined = jit
 
     def load64(data: Any, index: int) -> int:
         return int.from_bytes(data[index : index + 8], "little")
@@ -215,7 +217,7 @@ DRIVER_BYTES = np.frombuffer(b"_driver\0", np.uint8)
 HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
-@jit
+@inlined
 def skip(buf, i, end):
     """The first place from `i` that holds no white space."""
     while i < end:
@@ -226,7 +228,7 @@ def skip(buf, i, end):
     return i
 
 
-@jit
+@inlined
 def hash_span(buf, i, j):
     """64-bit hash of bytes, eight at a time."""
     h = (U(_SEED) ^ (U(j - i) * U(_MULTIPLIER))) & U(_ALL)
@@ -241,7 +243,7 @@ def hash_span(buf, i, j):
     return h
 
 
-@jit
+@inlined
 def equal(one, i, other, j, count):
     """Whether `count` bytes are the same in both."""
     while count >= 8:
@@ -256,7 +258,7 @@ def equal(one, i, other, j, count):
     return True
 
 
-@jit
+@inlined
 def word_of(buf, i, j):
     """Number of a known word, -1 for any other."""
     if j - i > 48:
@@ -272,7 +274,7 @@ def word_of(buf, i, j):
         place = (place + 1) & 2047
 
 
-@jit
+@inlined
 def string_end(buf, i, end):
     """Place of the quote that closes the string whose first byte is at `i`, or -1 where the bytes end first."""
     while i < end:
@@ -347,7 +349,7 @@ def repaired_end(buf, i, end, final):
     return _BROKEN if final or i < end else _UNFINISHED
 
 
-@jit
+@inlined
 def number_end(buf, i, end):
     """(place after a JSON number, whether it is an integer, its value or 0), place -1 where it is none. 18 digits at
     most count as integer."""
@@ -497,7 +499,7 @@ def nested_end(buf, i, end):
     return _UNFINISHED
 
 
-@jit
+@inlined
 def value_at(buf, i, end, final):
     """(kind, first byte, place after the last, place to go on, integer value) of the value at `i`; kind < 0:
     unfinished, broken."""
@@ -560,7 +562,7 @@ def _without_arguments(entry, entries):
     return kept
 
 
-@jit
+@inlined
 def _place_of(buf, entry, entries, key, key_end, word, own):
     """Entry of the same key (JSON: a key that comes twice keeps its place and gets the last value), else `entries`."""
     for n in range(entries):
@@ -661,7 +663,7 @@ def event_at(buf, pos, end, final, top, entry):
             repaired = True
 
 
-@jit
+@inlined
 def nanoseconds(buf, i, j):
     """(whether it is a time, int64 nanoseconds, whether digits were rounded) of decimal microseconds; half to even."""
     while i < j and buf[i] == 32:
@@ -767,7 +769,7 @@ def real(buf, i, j, kind, value):
     return result if result != 0.0 else 0.0
 
 
-@jit
+@inlined
 def intern(buf, i, j, kind, cursor, table, hashes, offsets, kinds, blob):
     """Number of the text [i, j) among the strings seen; new ones are copied once."""
     h = hash_span(buf, i, j)
@@ -927,7 +929,7 @@ def _is_memory(buf, i, j):
     )
 
 
-@jit
+@inlined
 def class_of(buf, phase, top, entry, entries):
     """The class of an event, by its phase, then its category."""
     if phase == 77:  # M
@@ -956,7 +958,7 @@ def class_of(buf, phase, top, entry, entries):
     return ANNOTATION
 
 
-@jit
+@inlined
 def put(cols, fill, c, k, row, value):
     """Set a cell; cells of the column that were passed over become null."""
     for missing in range(fill[c, k], row):
@@ -987,7 +989,7 @@ def copy_own(buf, top, key, raw, o, start):
     return copy_bare(buf, i, j, raw, o)
 
 
-@jit
+@inlined
 def _textual(kind):
     """How a value is interned: as text, as JSON, or not at all (0)."""
     if kind == TEXT or kind == DIRTY or kind == INTEGER or kind == NUMBER or kind == TRUE or kind == FALSE:
@@ -997,7 +999,7 @@ def _textual(kind):
     return NONE
 
 
-@jit
+@inlined
 def fits(column_type, kind, value):
     """Whether a value of this kind goes into a column of this type."""
     if column_type == _INT:
