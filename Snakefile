@@ -55,9 +55,9 @@ rule diagnose:
 
 
 rule clean_workload:
+    """Remove the results and logs of the selected workloads on this device."""
     log:
         f"logs/{DEVICE}/clean_workload.log",
-    """Remove the results and logs of the selected workloads on this device."""
     params:
         workloads=WORKLOADS,
         device=DEVICE,
@@ -69,3 +69,7 @@ rule clean_workload:
 onsuccess:
     if Path(table("speedups", "txt")).is_file() and not workflow.dryrun:
         shell(f"python -m scripts.report.show results/{DEVICE}/tables")
+
+
+onerror:
+    shell("python -m scripts.report.failures {log}")

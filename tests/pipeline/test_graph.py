@@ -72,7 +72,7 @@ def test_targets_that_a_person_types(checkout, target):
     ("config", "message"),
     [
         (("workload=nosuch",), "no workloads/nosuch.yaml; there are: tiny"),
-        (("workload=tyni",), "did you mean 'tiny'?"),
+        (("workload=tinny",), "did you mean 'tiny'?"),
         (("workload=tiny", "variant=gpu"), "no variant 'gpu'"),
         (("workload=tiny", "roundz=3"), "unknown field 'roundz'; did you mean 'rounds'?"),
         (("workload=tiny", "rounds=0"), "rounds: 0 is less than the minimum of 1"),
