@@ -75,6 +75,11 @@ def _executable(work: Path) -> None:
     (work / "train.py").chmod(0o755)
 
 
+def _other_text(work: Path) -> None:
+    lines = (work / "input.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    (work / "input.txt").write_text("".join(["to be or not to be\n" * 40, *lines]), encoding="utf-8")
+
+
 def _binary(work: Path) -> None:
     (work / "table.py").write_bytes(b"\x00\x01\x02" * 50)
 
@@ -98,9 +103,9 @@ bad("not_python", "J39", "does not parse", [train(LOOP, "    for step in in rang
 bad(
     "edits_data",
     "J16",
-    "a shorter training text",
-    [("input.txt", None, "to be or not to be\n" * 400)],
-    "protected",
+    "another text to train on",
+    rules="protected",
+    change=_other_text,
     checks="invariants tree",
     past_guard=True,
 )
