@@ -22,7 +22,7 @@ def module(name: str) -> Any:
     """Import a module with compiled functions; says so, once, when its cache is empty and it has to compile."""
     folder = _cache_folder()
     if not any(folder.rglob(f"{name.removesuffix('_compiled')}.*.nbi")):
-        print(f"compiling the trace parser (once, about 10 s; cached in {folder})", file=sys.stderr, flush=True)
+        print(f"compiling the trace parser (once, about 20 s; cached in {folder})", file=sys.stderr, flush=True)
     return importlib.import_module(f"scripts.trace.{name}")
 
 
