@@ -245,10 +245,8 @@ class Names:
     def _local(self, node: ast.AST) -> bool:
         """Whether a function around the node binds the name (module level does not hide a builtin here)."""
         name = getattr(node, "id", "")
-        for scope in self.module.above(node):
-            if isinstance(scope, (*Function, ast.Lambda)) and name in self._bound(scope):
-                return True
-        return False
+        scopes = (scope for scope in self.module.above(node) if isinstance(scope, (*Function, ast.Lambda)))
+        return any(name in self._bound(scope) for scope in scopes)
 
     def _bound(self, scope: ast.AST) -> set[str]:
         if scope not in self.locals:
