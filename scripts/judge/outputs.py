@@ -212,6 +212,10 @@ class _Opaque:
         return "(object)"
 
 
+class _Dict(dict[str, Any]):
+    """An OrderedDict: unlike a plain dict it takes the attributes (`_metadata`) that a state_dict is saved with."""
+
+
 class _Unpickler(pickle.Unpickler):
     """Reads `torch.save`'s pickle without torch; storages come from the archive."""
 
@@ -227,7 +231,7 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and name in DTYPES:
             return DTYPES[name]
         if (module, name) == ("collections", "OrderedDict"):
-            return dict
+            return _Dict
         return _Opaque
 
     def persistent_load(self, pid: Any) -> np.ndarray:
