@@ -89,7 +89,8 @@ class Checkout:
         return [sys.executable, "-m", "snakemake", *arguments, "--config", *config]
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        # Tests run beside each other: to wait for an idle machine would only make them slow.
+        return {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "WHOLEJOB_IDLE_WAIT_S": "0"}
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.pipeline.conftest import TRAIN
 
 RUN = "results/test/tiny/baseline/checked/seed0-repeat0/run.json"
@@ -42,7 +40,7 @@ def test_command_that_does_not_exist(checkout):
 
 def test_job_without_steps(checkout):
     checkout.job(
-        "import json, os, sys, torch\nout = sys.argv[-1]\nos.makedirs(out)\njson.dump({}, open(out + '/result.json', 'w'))\n"
+        "import json, os, sys, torch\nout = sys.argv[-1]\nos.makedirs(out, exist_ok=True)\njson.dump({}, open(out + '/result.json', 'w'))\n"
     )
     assert "no step marks" in failure(checkout)
 
@@ -59,11 +57,9 @@ def test_job_that_ignores_its_seed(checkout):
     assert "seed" in line
 
 
-@pytest.mark.parametrize(
-    "text", ["--- a/train.py\n+++ b/train.py\n@@ -1,1 +1,1 @@\n-no such line\n+x = 1\n", "not a patch at all\n"]
-)
-def test_patch_that_does_not_apply_is_a_verdict_and_not_a_failure(checkout, text):
-    (checkout.root / "mine.diff").write_text(text)
+def test_patch_that_does_not_apply_is_a_verdict_and_not_a_failure(checkout):
+    patch = "--- a/train.py\n+++ b/train.py\n@@ -1,1 +1,1 @@\n-no such line\n+x = 1\n"
+    (checkout.root / "mine.diff").write_text(patch)
     checkout.job(proposers=["file:mine.diff"])
     target = "results/test/tiny/file_mine/r0/c0/guard.json"
     done = checkout.snakemake(target)
