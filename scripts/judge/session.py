@@ -25,8 +25,6 @@ BASE = "baseline"  # the arm that the others are compared with
 IDLE_LIMIT_S = 15.0  # for one run
 # For a session: on a machine that is never idle, waiting does not help. The variable is there for tests.
 IDLE_BUDGET_S = float(os.environ.get("WHOLEJOB_IDLE_WAIT_S", "60"))
-    os.environ.get("WHOLEJOB_IDLE_WAIT_S", "60")
-)  # for a session: on a machine that is never idle, waiting does not help
 JOURNAL_AGE_S = 3600.0
 BUSY_CORES = 0.25
 COLUMNS = {
