@@ -12,6 +12,8 @@ among others, it is left out, named on stderr and in quality.json, whose status 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import math
 import os
 import re
@@ -280,6 +282,21 @@ def summary(report: dict[str, Any]) -> str:
     return "\n".join([*lines, *report["notes"]])
 
 
+def _reuse_memory() -> None:
+    """Have the C library keep freed memory instead of giving it back: first touches of pages were a sixth of the CPU time.
+
+    One arena, so that two threads do not each keep their own. glibc only; elsewhere nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in (
+            (-3, 32 << 20),
+            (-1, 128 << 20),
+            (-8, 1),
+        ):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_ARENA_MAX
+            mallopt(option, value)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
@@ -293,6 +310,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.jobs < 1:
         raise InputError(f"--jobs {arguments.jobs}: must be at least 1")
+
+    _reuse_memory()
 
     def progress(line: str) -> None:
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

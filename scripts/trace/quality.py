@@ -38,8 +38,8 @@ class Survey:
         self.first: int | None = None
         self.last: int | None = None
         self.steps: set[int] = set()
-        self.correlations: list[Any] = []
-        self.launches: list[Any] = []
+        self.correlations = Ids()
+        self.launches = Ids()
         self.collectives: list[tuple[str, int, int]] = []
         self._tracks: dict[tuple[Any, Any], int] = {}
         self._last = np.full(64, scan.NULL, np.int64)
@@ -58,10 +58,10 @@ class Survey:
             self._first_and_last(starts[starts != scan.NULL])
         if self.cls in ("gpu", "runtime") and "correlation" in table.column_names:
             correlations = _integers(table, "correlation", 0)
-            self.correlations.append(correlations[correlations != 0])
+            self.correlations.add(correlations[correlations != 0])
             if self.cls == "runtime":
                 launching = _matching(table, "name", _LAUNCH)
-                self.launches.append(correlations[launching & (correlations != 0)])
+                self.launches.add(correlations[launching & (correlations != 0)])
         if self.cls == "gpu":
             self._collect(table, starts, lengths)
         if self.cls == "annotation":
@@ -121,12 +121,50 @@ class Survey:
 _KEY = ("name", "collective", "group", "dtype")
 
 
+class Ids:
+    """How often each id occurs, in one or two bytes an id where the ids are dense, as correlation ids are."""
+
+    DENSE = 1 << 27
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._times = np.zeros(0, np.uint16)  # by id; 65535 means that and more
+        self._others: dict[int, int] = {}  # ids that are negative or very large, and what 16 bits cannot count
+
+    def add(self, ids: Any) -> None:
+        """Count ids (int64)."""
+        self.count += len(ids)
+        dense = (ids >= 0) & (ids < self.DENSE)
+        for number in ids[~dense].tolist():
+            self._others[number] = self._others.get(number, 0) + 1
+        ids = ids[dense]
+        if not len(ids):
+            return
+        if ids.max() >= len(self._times):
+            grown = np.zeros(max(2 * len(self._times), int(ids.max()) + 1), np.uint16)
+            grown[: len(self._times)] = self._times
+            self._times = grown
+        low = int(ids.min())
+        times = np.bincount(ids - low) + self._times[low : int(ids.max()) + 1]
+        for place in np.flatnonzero(times > 65535).tolist():
+            self._others[low + place] = self._others.get(low + place, 0) + int(times[place]) - 65535
+        self._times[low : low + len(times)] = np.minimum(times, 65535)
+
+    def common(self, other: Ids) -> int:
+        """How many of the ids counted here the other has too."""
+        both = min(len(self._times), len(other._times))
+        shared = int(self._times[:both][other._times[:both] > 0].sum(dtype=np.int64))
+        return shared + sum(times for number, times in self._others.items() if other.has(number))
+
+    def has(self, number: int) -> bool:
+        return number in self._others or (0 <= number < len(self._times) and self._times[number] > 0)
+
+
 def rank_report(surveys: dict[str, Survey]) -> dict[str, Any]:
     """The counts of one rank for `quality.json`, from its surveys by class."""
     gpu, runtime = surveys["gpu"], surveys["runtime"]
-    on_device, launched = _joined(gpu.correlations), _joined(runtime.correlations)
-    without_launch = int((~np.isin(on_device, launched)).sum()) + gpu.rows - len(on_device) if gpu.rows else 0
-    without_kernel = int((~np.isin(_joined(runtime.launches), on_device)).sum())
+    without_launch = gpu.rows - gpu.correlations.common(runtime.correlations)
+    without_kernel = runtime.launches.count - runtime.launches.common(gpu.correlations)
     firsts = [survey.first for survey in surveys.values() if survey.first is not None]
     lasts = [survey.last for survey in surveys.values() if survey.last is not None]
     return {
@@ -161,10 +199,6 @@ def _groups(pattern: re.Pattern[str], line: str) -> list[tuple[str, ...]]:
 
 def _strings(value: Any) -> list[str]:
     return [line for line in value if isinstance(line, str)] if isinstance(value, list) else []
-
-
-def _joined(arrays: list[Any]) -> Any:
-    return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
 
 
 def _integers(table: pa.Table, name: str, null: int) -> Any:
