@@ -122,42 +122,59 @@ _KEY = ("name", "collective", "group", "dtype")
 
 
 class Ids:
-    """How often each id occurs, in one or two bytes an id where the ids are dense, as correlation ids are."""
+    """How often each id occurs: a byte an id, in pages, because correlation ids are dense."""
 
-    DENSE = 1 << 27
+    PAGE = 1 << 18
+    MANY = 255  # a byte that says this and more; the rest is in `_others`
 
     def __init__(self) -> None:
         self.count = 0
-        self._times = np.zeros(0, np.uint16)  # by id; 65535 means that and more
-        self._others: dict[int, int] = {}  # ids that are negative or very large, and what 16 bits cannot count
+        self._pages: dict[int, Any] = {}
+        self._others: dict[int, int] = {}  # what a byte cannot count, and ids so sparse that a page would be waste
 
     def add(self, ids: Any) -> None:
         """Count ids (int64)."""
         self.count += len(ids)
-        dense = (ids >= 0) & (ids < self.DENSE)
-        for number in ids[~dense].tolist():
-            self._others[number] = self._others.get(number, 0) + 1
-        ids = ids[dense]
-        if not len(ids):
-            return
-        if ids.max() >= len(self._times):
-            grown = np.zeros(max(2 * len(self._times), int(ids.max()) + 1), np.uint16)
-            grown[: len(self._times)] = self._times
-            self._times = grown
-        low = int(ids.min())
-        times = np.bincount(ids - low) + self._times[low : int(ids.max()) + 1]
-        for place in np.flatnonzero(times > 65535).tolist():
-            self._others[low + place] = self._others.get(low + place, 0) + int(times[place]) - 65535
-        self._times[low : low + len(times)] = np.minimum(times, 65535)
+        numbers, times = np.unique(ids, return_counts=True)
+        pages = numbers // self.PAGE
+        edges = np.flatnonzero(np.diff(pages)) + 1
+        for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(numbers)]):
+            if start == stop:
+                continue
+            page = int(pages[start])
+            held = self._pages.get(page)
+            if held is None and stop - start < 64:
+                self._count_others(numbers[start:stop], times[start:stop])
+                continue
+            if held is None:
+                held = self._pages[page] = np.zeros(self.PAGE, np.uint8)
+            places = numbers[start:stop] - page * self.PAGE
+            total = held[places] + times[start:stop]
+            held[places] = np.minimum(total, self.MANY)
+            over = total > self.MANY
+            self._count_others(numbers[start:stop][over], total[over] - self.MANY)
+
+    def _count_others(self, numbers: Any, times: Any) -> None:
+        for number, more in zip(numbers.tolist(), times.tolist()):
+            self._others[number] = self._others.get(number, 0) + more
 
     def common(self, other: Ids) -> int:
         """How many of the ids counted here the other has too."""
-        both = min(len(self._times), len(other._times))
-        shared = int(self._times[:both][other._times[:both] > 0].sum(dtype=np.int64))
-        return shared + sum(times for number, times in self._others.items() if other.has(number))
+        shared = sum(times for number, times in self._others.items() if other.has(number))
+        for page, held in self._pages.items():
+            there = np.zeros(self.PAGE, np.bool_)
+            if page in other._pages:
+                there |= other._pages[page] > 0
+            for number in other._others:
+                if number // self.PAGE == page:
+                    there[number - page * self.PAGE] = True
+            shared += int(held[there].sum(dtype=np.int64))
+        return shared
 
     def has(self, number: int) -> bool:
-        return number in self._others or (0 <= number < len(self._times) and self._times[number] > 0)
+        """Whether the id was counted."""
+        page = self._pages.get(number // self.PAGE)
+        return number in self._others or (page is not None and page[number % self.PAGE] > 0)
 
 
 def rank_report(surveys: dict[str, Survey]) -> dict[str, Any]:

@@ -23,6 +23,13 @@ def test_common_counts_rows_whose_id_the_other_has(first: list[int], more: list[
     assert one.common(two) == sum(number in other for number in first + more)
 
 
+def test_dense_and_sparse_ids_meet() -> None:
+    dense, sparse = Ids(), Ids()
+    dense.add(np.arange(1000, dtype=np.int64))
+    sparse.add(np.array([5, 999, 1000, -1], np.int64))
+    assert (dense.common(sparse), sparse.common(dense)) == (2, 2)
+
+
 def test_one_id_for_very_many_rows() -> None:
     one, two = Ids(), Ids()
     for _ in range(3):
