@@ -14,6 +14,12 @@ from scripts.trace.views import modules
 from tests.unit.trace_scene import MS, Scene
 
 
+@pytest.fixture(autouse=True)
+def wide_output(monkeypatch):
+    """What is printed into a file, whatever width the test runner claims its terminal has (pytest-xdist sets one)."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def parsed(tmp_path):
     """`parsed(name, scene)`: a folder as the parser leaves it."""
