@@ -28,7 +28,7 @@ $(FRAMEWORKS): $(SETUP) constraints-frameworks.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r constraints-frameworks.txt
 	touch $@
 
-demo: $(SETUP) ## make the demo job faster, and prove it (about five minutes)
+demo: $(SETUP) ## make the demo job faster, and prove it (some minutes)
 	$(BIN)/snakemake --config workload=minigpt
 	$(BIN)/python -m scripts.report.show
 
