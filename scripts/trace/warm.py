@@ -17,7 +17,9 @@ def record(path: Path, steps: int) -> None:
 
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with profile(activities=[ProfilerActivity.CPU], with_stack=True, record_shapes=True, profile_memory=True) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU], with_stack=True, record_shapes=True, profile_memory=True
+    ) as profiler:
         for _ in range(steps):
             optimizer.zero_grad()
             model(torch.ones(4, 8)).sum().backward()

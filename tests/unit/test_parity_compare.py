@@ -73,7 +73,6 @@ class TestAnswers:
         early = wild(2, lambda tag, step, value: value * 1.001 if step == 1 else value)
         assert pair(tmp_path / "early", wild(1), early, document)["first_divergence"]["step"] == 1
 
-
     def test_a_held_out_seed_whose_chaos_begins_earlier_is_accepted_and_its_faults_found(self, tmp_path, noise):
         def other(seed, change=None):
             rows = training(seed, growth=1.2, change=change)
