@@ -24,8 +24,8 @@ def code(name: str) -> list[str]:
 def stamp(name: str) -> str:
     """A file that lists `scripts.<name>` and every file of ours that it imports, with their hashes; one input of its rule.
 
-    Written when the Snakefile is parsed, and only where its content changes. One input instead of some forty for each job is
-    what lets a dry run of a thousand experiments end within seconds; a rule reruns on the same edits.
+    Written when the Snakefile is parsed, and only where its content changes. One input instead of some forty for each job
+    keeps the graph small; a rule reruns on the same edits.
     """
     text = "".join(f"{_hash(path)}  {path}\n" for path in code(name))
     place = STAMPS / f"{name}.sha256"
