@@ -21,9 +21,9 @@ except InputError as error:
 DEVICE = device_slug(CONFIG["device"])
 WORKLOADS = sorted(SPECS)
 W = "results/{device}/{workload}"
-ROUND = "results/{device}/{workload}/{proposer}/r{round}"
-C = "results/{device}/{workload}/{proposer}/r{round}/c{candidate}"
-LOGS = "logs/{device}/{workload}"
+ROUND = f"{W}/{{proposer}}/r{{round}}"
+C = f"{ROUND}/c{{candidate}}"
+FINAL = f"{W}/{{proposer}}/final"
 
 
 wildcard_constraints:
@@ -52,14 +52,14 @@ def proposers(workload):
     return {specs.slug(name): name for name in SPECS[workload]["proposers"]}
 
 
-def baseline_runs(workload, held_out=True):
+def baseline_runs(workload):
     """Names of the checked baseline runs: repeats, perturbed ones, and one for each held-out seed."""
     parity = SPECS[workload]["parity"]
     seed = parity["seed"]
     visible = [f"seed{seed}-repeat{i}" for i in range(parity["repeats"])]
     visible += [f"seed{seed}-ulp{i}" for i in range(parity["perturbed"])]
     others = [f"seed{other}-repeat0" for other in parity["held_out_seeds"]]
-    return visible + (others if held_out else [])
+    return visible + others
 
 
 def checked_seeds(workload):

@@ -4,8 +4,6 @@ Inputs: a round's patches. Outputs: guard.json, parity.json, verdict.json for ea
 round; attribution and final/ for each proposer. A refused candidate has all its files, and they say so.
 """
 
-FINAL = "results/{device}/{workload}/{proposer}/final"
-
 
 rule guard:
     """Refuse a patch before anything of it runs."""
