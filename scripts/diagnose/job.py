@@ -146,6 +146,14 @@ class Job:
         """The text of a source line that structure.json kept, or nothing."""
         return self.structure["lines"].get(path, {}).get(str(line), "")
 
+    def anchors(self, rows: list[Row]) -> list[Row]:
+        """Places of the rows of a view that have one, with their source line, or the function's name without source."""
+        return [
+            {"path": r["path"], "line": r["line"], "code": self.code(r["path"], r["line"]) or r["function"]}
+            for r in rows
+            if r.get("path")
+        ]
+
     # time
 
     def call_ns(self, site: Row, names: list[str] | None = None) -> float:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from scripts.common.errors import run
+from scripts.common.launch import last_lines
 
-LAST_LINES = 15
 # What a rule's command redirects into; Snakemake prints the command of a failed job.
 REDIRECT = re.compile(r"Command '.*?> (logs/\S+\.log) 2>&1' (?:returned|died)", re.DOTALL)
 
@@ -21,11 +21,7 @@ def failed_logs(text: str) -> list[Path]:
 
 def rendered(path: Path) -> str:
     """A log's last lines under its path."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return "\n".join([f"--- {path}", *(lines[-LAST_LINES:] or ["(empty)"])])
+    return f"--- {path}\n{last_lines(path) or '(empty)'}"
 
 
 def main(argv: list[str] | None = None) -> int:

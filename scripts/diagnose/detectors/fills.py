@@ -143,11 +143,7 @@ def tiny(job: Job, filled: int) -> list[Finding]:
     for row in sorted(rows, key=lambda r: -r["count"]):
         groups.setdefault((row.get("function") or "?", row.get("top_op") or row.get("op") or "?"), []).append(row)
     top = sorted(groups.items(), key=lambda item: -sum(int(str(r["count"])) for r in item[1]))[:5]
-    anchors = [
-        {"path": r["path"], "line": r["line"], "code": job.code(r["path"], r["line"]) or r["function"]}
-        for r in rows
-        if r.get("path")
-    ]
+    anchors = job.anchors(rows)
     return [
         Finding(
             "tiny_kernels",

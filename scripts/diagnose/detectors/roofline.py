@@ -22,11 +22,7 @@ def detect(job: Job) -> list[Finding]:
     if not top:
         return []
     gone = sum(_gone(r) for r in top)
-    anchors = [
-        {"path": r["path"], "line": r["line"], "code": job.code(r["path"], r["line"]) or r["function"]}
-        for r in top
-        if r.get("path")
-    ]
+    anchors = job.anchors(top)
     return [
         Finding(
             "kernel_below_roofline",
