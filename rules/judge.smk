@@ -180,6 +180,7 @@ rule final_guard:
         spec=spec_part("judge"),
         source="results/{device}/{workload}/source.json",
         patch="results/{device}/{workload}/{proposer}/final/patch.diff",
+        attribution="results/{device}/{workload}/{proposer}/attribution.json",
         code=code("judge.guard"),
     output:
         "results/{device}/{workload}/{proposer}/final/guard.json",
@@ -187,7 +188,7 @@ rule final_guard:
         "logs/{device}/{workload}/{proposer}/final-guard.log",
     shell:
         "python -m scripts.judge.guard --spec {input.spec} --source {input.source} --patch {input.patch}"
-        " -o {output} > {log} 2>&1"
+        " --attribution {input.attribution} -o {output} > {log} 2>&1"
 
 
 rule final_run:

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from parity import run as recorder
-from scripts.common import machine, tree
+from scripts.common import knobs, machine, tree
 from scripts.common.errors import InputError, suggestion
 from scripts.common.files import ROOT, read_json, sha256_file, write_json
+from scripts.common.globs import protected
 from scripts.common.timeline import final_loss, software, timeline
-from scripts.judge.scope import protected
 
 SCHEMA = "wholejob/run@1"
 ALLOWED = (
@@ -200,6 +200,7 @@ def command(job: Job, place: Place) -> list[str]:
     """The argument list with its placeholders replaced; `python` first means the interpreter of `env.json`."""
     values = _values(job, place)
     words = [_filled(word, values) for word in job.spec["launch"]["command"]]
+    words += knobs.options(job.spec, _knobs(job, place))
     if words[0] == "python":
         words[0] = values["python"]
         ranks = job.spec["launch"].get("ranks", 1)
@@ -230,7 +231,17 @@ def environment(job: Job, place: Place) -> dict[str, str]:
     elif gpus and "CUDA_VISIBLE_DEVICES" not in variables:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(gpus)))
     variables |= job.spec.get("environment", {}).get("variables", {})
+    for name, value in knobs.variables(job.spec, _knobs(job, place)).items():
+        if value is None:
+            variables.pop(name, None)
+        else:
+            variables[name] = value
     return _recorder(job, place, variables)
+
+
+def _knobs(job: Job, place: Place) -> knobs.Values:
+    """The settings in the job's own copy of its tree: a patch may have changed them, to declared values only."""
+    return knobs.read(place.tree, job.spec)[1] if job.spec.get("knobs") else {}
 
 
 def _recorder(job: Job, place: Place, variables: dict[str, str]) -> dict[str, str]:

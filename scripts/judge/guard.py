@@ -21,18 +21,21 @@ from typing import Any
 from scripts.common import tree
 from scripts.common.errors import InputError, run
 from scripts.common.files import read_json, write_json
+from scripts.common.globs import matches, protected
 from scripts.judge.change import Change, FileChange, Function, Hit, Module, constant_text
 from scripts.judge.classify import CLASSES, DATA_FILES, NATIVE_FILES, classify
 from scripts.judge.patchfile import REGULAR, FilePatch, PatchError, apply_text, parse
 from scripts.judge.rules import rules
-from scripts.judge.scope import matches, protected
 
 MAX_LINES = 400
 MAX_BYTES = 400_000
 
 
-def guard(patch: bytes, base: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
+def guard(patch: bytes, base: Path, spec: Mapping[str, Any], changes: int = 1) -> dict[str, Any]:
     """The content of `guard.json` for a patch against the tree in the folder `base`; `tree` is filled by `main`.
+
+    changes: how many accepted changes the patch is composed of. The limits of size are for one change, and each of
+    these kept to them when it was proposed, so that together they may have as many times that.
 
     Cost: a copy of the tree, one parse of each changed file, and each rule once over the changed files; 0.1-0.3 s for a
     small job.
@@ -41,7 +44,7 @@ def guard(patch: bytes, base: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
     report = _Report()
     if not patch.strip():
         return report.result("nothing")
-    files = report.attempt("canonical", lambda: _read(patch))
+    files = report.attempt("canonical", lambda: _read(patch, MAX_BYTES * changes))
     if files is None:
         return report.result()
     report.count(files)
@@ -50,7 +53,7 @@ def guard(patch: bytes, base: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
     report.add("protected", _protected(files, spec))
     report.add("editable", _editable(files, spec))
     report.add("file_type", _types(files))
-    report.add("size", _size(files, constraints))
+    report.add("size", _size(files, constraints, changes))
     if report.refused:
         return report.result()
     change = report.attempt("applies", lambda: _change(files, patch, base, spec))
@@ -137,13 +140,13 @@ class _Report:
         }
 
 
-def _read(patch: bytes) -> list[FilePatch]:
+def _read(patch: bytes, most: int) -> list[FilePatch]:
     try:
         text = patch.decode("utf-8")
     except UnicodeDecodeError as error:
         raise PatchError(f"byte {error.start} is no UTF-8; a patch of text files is right") from None
-    if len(patch) > MAX_BYTES:
-        raise PatchError(f"{len(patch)} bytes; at most {MAX_BYTES} are read")
+    if len(patch) > most:
+        raise PatchError(f"{len(patch)} bytes; at most {most} are read")
     return parse(text)
 
 
@@ -205,10 +208,13 @@ def _types(files: list[FilePatch]) -> list[Hit]:
     ]
 
 
-def _size(files: list[FilePatch], constraints: Mapping[str, Any]) -> list[Hit]:
-    limit = int(constraints.get("max_lines") or MAX_LINES)
+def _size(files: list[FilePatch], constraints: Mapping[str, Any], changes: int) -> list[Hit]:
+    limit = int(constraints.get("max_lines") or MAX_LINES) * changes
     lines = sum(len(file.added) + len(file.removed) for file in files)
-    return [Hit("refuse", None, None, f"{lines} changed lines; the contract allows {limit}")] if lines > limit else []
+    if lines <= limit:
+        return []
+    text = f"{lines} changed lines; the contract allows {limit}" + (f" for {changes} changes" if changes > 1 else "")
+    return [Hit("refuse", None, None, text)]
 
 
 def _change(files: list[FilePatch], patch: bytes, base: Path, spec: Mapping[str, Any]) -> Change:
@@ -232,7 +238,8 @@ def _change(files: list[FilePatch], patch: bytes, base: Path, spec: Mapping[str,
         sources = {
             path: _text(work, path) or "" for path in new if path.endswith(".py") and new[path]["mode"] != "120000"
         }
-    return Change(changes, dict(spec.get("constraints") or {}), sources, frozenset(new), spec.get("knobs_file"))
+    declared = {name: spec[name] for name in ("knobs", "knobs_file") if spec.get(name)}
+    return Change(changes, dict(spec.get("constraints") or {}), sources, frozenset(new), declared)
 
 
 def _text(folder: Path, name: str) -> str | None:
@@ -342,6 +349,12 @@ def _code_lines(code: CodeType) -> set[int]:
     return lines
 
 
+def _changes(attribution: str | None) -> int:
+    if attribution is None:
+        return 1
+    return max(1, sum(change["kept"] for change in read_json(attribution, "attribution")["changes"]))
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.judge.guard", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--spec", required=True, help="the workload's resolved spec.json")
@@ -349,6 +362,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--stack", help="stack.json of the earlier rounds; its tree is the base")
     parser.add_argument("--base-tree", help="hash of the base tree in the store")
     parser.add_argument("--patch", required=True, help="the candidate's canonical git diff")
+    parser.add_argument(
+        "--attribution", help="attribution.json, where the patch is composed of the changes that it kept"
+    )
     parser.add_argument("-o", "--output", required=True, help="guard.json to write")
     args = parser.parse_args(argv)
     if args.stack and args.base_tree:
@@ -359,7 +375,7 @@ def main(argv: list[str] | None = None) -> int:
     patch = Path(args.patch)
     if not patch.is_file():
         raise InputError(f"{patch}: no such file; --patch names the candidate's patch.diff")
-    result = guard(patch.read_bytes(), tree.stored(identity), spec)
+    result = guard(patch.read_bytes(), tree.stored(identity), spec, _changes(args.attribution))
     if result["status"] == "pass":
         result["tree"] = tree.patched(identity, patch)
     write_json(args.output, "wholejob/guard@1", result)

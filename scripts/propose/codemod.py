@@ -20,8 +20,8 @@ from typing import Any
 
 import libcst as cst
 
+from scripts.common import globs
 from scripts.common import tree as trees
-from scripts.judge import scope
 
 SKIPPED_FOLDERS = {"test", "tests", "docs"}
 LARGEST_BYTES = 400_000
@@ -121,8 +121,8 @@ def editable(path: str, spec: Mapping[str, Any]) -> bool:
     """Whether the workload lets a patch touch the file: inside `source.editable`, outside what is protected."""
     source = spec.get("source") or {}
     return (
-        scope.matches(path, source.get("editable") or ["**"])
-        and scope.protected(path, source.get("protected") or []) is None
+        globs.matches(path, source.get("editable") or ["**"])
+        and globs.protected(path, source.get("protected") or []) is None
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from scripts.common import tree
 from scripts.common.errors import InputError, run
 from scripts.common.files import ROOT, read_json, sha256_bytes, write_json
-from scripts.judge.scope import matches
+from scripts.common.globs import matches
 from scripts.source.environment import interpreter
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from scripts.common import tree
 from scripts.common.files import read_json, write_json
+from scripts.common.globs import matches, protected
 from scripts.judge import guard as module
 from scripts.judge.guard import guard
 from scripts.judge.patchfile import PatchError, apply_text, parse
-from scripts.judge.scope import matches, protected
 
 JOB = {
     "job.py": """\
@@ -258,6 +258,27 @@ def test_a_patch_over_the_declared_size_is_refused(base: Path) -> None:
     assert rules_of(decide(base, text, max_lines=1)) == {"size"}
 
 
+def test_a_patch_of_several_accepted_changes_may_have_as_many_times_the_size_of_one(base: Path) -> None:
+    text = patch(base, job=HONEST).encode()
+    spec = {**SPEC, "constraints": {**SPEC["constraints"], "max_lines": 1}}
+    one, two = (module.guard(text, base, spec, changes=count) for count in (1, 2))
+    assert (rules_of(one), two["status"]) == ({"size"}, "pass")
+
+
+def test_the_composed_patch_is_measured_by_the_changes_that_attribution_kept(workplace: Path) -> None:
+    tight = {**SPEC, "constraints": {**SPEC["constraints"], "max_lines": 1}}
+    (workplace / "spec.json").write_text(json.dumps({"schema": "wholejob/spec@1", **tight}))
+    assert call(workplace) == 0 and rules_of(read_json(workplace / "guard.json", "guard")) == {"size"}
+    for kept, status in (((True, False), "refused"), ((True, True), "pass")):
+        whole = {"reason": None, "machine": None, "together": None, "base": "b", "full": "b", "final": "b"}
+        entry = {"alone": None, "left_out": None, "reason": None, "patch": "p", "title": "t", "verdict": "faster"}
+        entries = [{**entry, "kept": one, "candidate": "c0", "round": 0, "proposer": "p"} for one in kept]
+        changes = {"schema": "wholejob/attribution@1", "status": "ok", **whole, "changes": entries}
+        (workplace / "attribution.json").write_text(json.dumps(changes))
+        assert call(workplace, "--attribution", str(workplace / "attribution.json")) == 0
+        assert read_json(workplace / "guard.json", "guard")["status"] == status
+
+
 def test_a_patch_against_another_tree_is_refused(base: Path) -> None:
     text = patch(base, job=HONEST)
     (base / "job.py").write_text(JOB["job.py"].replace("scale = 2.0", "scale = 3.0"), encoding="utf-8")
@@ -444,8 +465,38 @@ def test_settings_in_the_knobs_file_are_open(base: Path) -> None:
     (work / "conf" / "knobs.json").write_text('{\n "batch_size": 16\n}\n')
     text = tree.diff(base, work).encode()
     assert rules_of(guard(text, base, SPEC)) == {"work_amount"}
-    result = guard(text, base, {**SPEC, "knobs_file": "conf/knobs.json"})
+    knobs = {"knobs_file": "conf/knobs.json", "knobs": [{"name": "batch_size", "values": [8, 16]}]}
+    result = guard(text, base, {**SPEC, **knobs})
     assert result["status"] == "pass" and result["classes"] == ["config"]
+
+
+@pytest.mark.parametrize(
+    ("after", "why"),
+    [
+        ('{"batch_size": 4, "steps": 9}', "batch_size: is 4; the workload declares 8, 16"),
+        ('{"batch_size": "16", "steps": 9}', "the workload declares 8, 16"),
+        ('{"batch_size": 16, "steps": 3}', "steps is no declared knob"),
+        ('{"batch_size": 16, "steps": 9, "more": 1}', "more is no declared knob"),
+        ('{"batch_size": 16}', "steps is no declared knob"),
+        ('{"steps": 9}', "batch_size: is declared as a knob and has no value"),
+        ("[16]", "should be an object"),
+        ("batch_size = 16", "not JSON"),
+    ],
+)
+def test_the_knobs_file_is_open_to_declared_values_only(base: Path, after: str, why: str) -> None:
+    write(base, {"conf/knobs.json": '{"batch_size": 8, "steps": 9}'})
+    work = write(tree.copy(base, base.parent / "work"), {"conf/knobs.json": after})
+    knobs = {"knobs_file": "conf/knobs.json", "knobs": [{"name": "batch_size", "values": [8, 16]}]}
+    result = guard(tree.diff(base, work).encode(), base, {**SPEC, **knobs})
+    assert [hit["rule"] for hit in result["hits"]] == ["knobs"] and why in result["hits"][0]["reason"]
+
+
+def test_a_knobs_file_may_not_go(base: Path) -> None:
+    write(base, {"conf/knobs.json": '{"batch_size": 8}'})
+    work = tree.copy(base, base.parent / "work")
+    (work / "conf" / "knobs.json").unlink()
+    knobs = {"knobs_file": "conf/knobs.json", "knobs": [{"name": "batch_size", "values": [8, 16]}]}
+    assert "knobs" in rules_of(guard(tree.diff(base, work).encode(), base, {**SPEC, **knobs}))
 
 
 def test_a_script_in_another_language_cannot_be_read_and_is_refused(base: Path) -> None:
