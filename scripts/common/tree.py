@@ -147,7 +147,23 @@ def diff(before: str | Path, after: str | Path) -> str:
         )
         if done.returncode not in (0, 1):
             raise InputError(f"git diff failed: {done.stderr.decode(errors='replace').strip()}")
-        return done.stdout.decode("utf-8", errors="surrogateescape")
+        return _both_sides(done.stdout.decode("utf-8", errors="surrogateescape"))
+
+
+def _both_sides(text: str) -> str:
+    """Headers with `a/` and `b/`, as in a repository: `--no-index` writes the existing side twice for an added or a
+    deleted file. No line of a hunk or of binary content starts as a header does.
+    """
+    lines = text.split("\n")
+    start = "diff --git "
+    for number, line in enumerate(lines):
+        names = line.removeprefix(start)
+        half = len(names) // 2
+        if line.startswith(start) and names[:half] == names[half + 1 :]:
+            quote = '"' * names.startswith('"')
+            name = names[len(quote) + len("a/") : half]
+            lines[number] = f"{start}{quote}a/{name} {quote}b/{name}"
+    return "\n".join(lines)
 
 
 def patched(base: str, patch: str | Path) -> str:

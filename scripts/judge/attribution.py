@@ -121,7 +121,7 @@ def message(change: dict[str, Any]) -> str:
     """The commit message of a change: what it does, what it was measured to be worth, and what nobody tested."""
     lines = [change["title"], ""]
     if change.get("hypothesis") and str(change["hypothesis"]).strip() != change["title"]:
-        lines += [str(change["hypothesis"]).strip(), ""]
+        lines += [*map(_plain, str(change["hypothesis"]).strip().splitlines()), ""]
     if change["ratio"] is not None:
         lines.append(f"When accepted: {_interval(change)} over {change['pairs']} pairs, whole job.")
     if change["alone"] and change["alone"]["ratio"]:
@@ -137,6 +137,12 @@ def message(change: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _plain(line: str) -> str:
+    """Set in where `git am` would take a line of the text for a header of the mail or for the begin of the patch."""
+    odd = line.startswith(("---", "diff ", "Index:", "From ", ">From ", "From:", "Subject:", "Date:"))
+    return f"  {line}" if odd else line
+
+
 def _interval(found: dict[str, Any]) -> str:
     if found["low"] is None:
         return f"{found['ratio']:.3f} times as fast (no interval)"
@@ -148,7 +154,10 @@ def _times(ratio: float | None) -> str:
 
 
 def series(base: str, changes: Sequence[dict[str, Any]], folder: Path) -> str:
-    """Write the changes as `git format-patch` files into `folder`, one commit each; returns the final tree's hash."""
+    """Write the changes as `git format-patch` files into `folder`, one commit each; returns the final tree's hash.
+
+    `git am` takes them; `--keep-cr` where a file has carriage returns.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="wholejob-series-") as place:

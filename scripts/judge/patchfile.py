@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-# git diff --no-index writes the existing side's prefix twice for an added or a deleted file.
-HEADER = re.compile(r"diff --git (?P<prefixes>a/(?P<old>.+) b/|b/(?P<added>.+) b/|a/(?P<deleted>.+) a/)(?P<new>.+)\Z")
+HEADER = re.compile(r"diff --git a/(?P<old>.+) b/(?P<new>.+)\Z")
 HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\Z")
 INDEX = re.compile(r"index ([0-9a-f]{7,64})\.\.([0-9a-f]{7,64})(?: (\d{6}))?\Z")
 NO_NEWLINE = "\\ No newline at end of file"
@@ -155,17 +154,14 @@ def _file(lines: list[str], at: int, files: list[FilePatch]) -> int:
     match = HEADER.match(lines[at])
     if not match:
         raise PatchError(f"line {at + 1}: {lines[at][:60]!r} where 'diff --git a/PATH b/PATH' should stand")
-    if match["new"] not in (match["old"], match["added"], match["deleted"]):
+    if match["new"] != match["old"]:
         raise PatchError(f"line {at + 1}: the two names differ; renames and quoted names are not canonical")
-    expected = "added" if match["added"] else "deleted" if match["deleted"] else None
     file = FilePatch(match["new"])
     files.append(file)
     at += 1
     indexed = False
     while at < len(lines) and not lines[at].startswith(("--- ", "diff --git ", "GIT binary patch", "Binary files ")):
         at, indexed = _extension(lines[at], at, file, indexed)
-    if expected and file.status != expected:
-        raise PatchError(f"{file.path}: the header's prefixes say {expected}, the rest says {file.status}")
     if at == len(lines) or lines[at].startswith("diff --git "):
         return at
     if not lines[at].startswith("--- "):

@@ -59,11 +59,27 @@ def test_a_diff_applied_gives_the_other_tree(project, tmp_path):
     (after / "run.sh").unlink()
     text = tree.diff(project, after)
     assert text == tree.diff(project, after)
-    assert "diff --git a/pkg/a.py b/pkg/a.py" in text
+    headers = [line for line in text.splitlines() if line.startswith("diff --git ")]
+    assert headers == [f"diff --git a/{name} b/{name}" for name in ("new.py", "pkg/a.py", "run.sh")]
     patch = tmp_path / "p.diff"
     patch.write_text(text)
     identity = tree.patched(tree.store(project), patch)
     assert identity == tree.tree_hash(after)
+
+
+def test_headers_are_a_repositorys_whatever_the_name_and_the_content(project, tmp_path):
+    after = tree.copy(project, tmp_path / "after")
+    for name in ("a b/a b.py", "tab\t.py", "b/b/b", "empty"):
+        (after / name).parent.mkdir(parents=True, exist_ok=True)
+        (after / name).write_text("diff --git b/x b/x\n" if name != "empty" else "")
+    (after / "raw.bin").write_bytes(bytes(range(256)) * 20)
+    for before, later in ((project, after), (after, project)):
+        text = tree.diff(before, later)
+        headers = [line for line in text.splitlines() if line.startswith("diff --git ")]
+        expected = ("a b/a b.py", "b/b/b", "empty", "raw.bin")
+        assert headers == [*(f"diff --git a/{n} b/{n}" for n in expected), 'diff --git "a/tab\\t.py" "b/tab\\t.py"']
+        (tmp_path / "p.diff").write_text(text)
+        assert tree.patched(tree.store(before), tmp_path / "p.diff") == tree.tree_hash(later)
 
 
 def test_a_patch_that_does_not_apply_changes_nothing_and_says_where(project, tmp_path):

@@ -154,6 +154,91 @@ def test_series_is_one_commit_a_change_and_git_am_gives_the_final_tree(store, tm
     assert tree.tree_hash(fresh) == final
 
 
+def git(folder, *arguments):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def added(work):
+    (work / "pkg").mkdir()
+    (work / "pkg" / "new.py").write_text("diff --git a/x b/x\n--- a/x\n" + "z = 0\n" * 5)
+    (work / "pkg" / "empty.py").write_text("")
+
+
+def deleted(work):
+    (work / "b.py").unlink()
+
+
+def renamed(work):
+    (work / "a.py").rename(work / "pkg" / "a.py")
+
+
+def edited_program(work):
+    (work / "run.sh").write_text("echo 2\n")  # stays executable
+
+
+def edited_line_ends(work):
+    (work / "dos.py").write_bytes(b"one = 1\r\ntwo = 3")  # and loses its last line end
+
+
+@pytest.fixture
+def kinds(tmp_path, monkeypatch):
+    """A source and a series of one change of each kind, as attribution composes them."""
+    monkeypatch.setattr(tree, "STORE", tmp_path / "trees")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name, text in BASE_FILES.items():
+        (source / name).write_text(text)
+    (source / "run.sh").chmod(0o755)
+    (source / "dos.py").write_bytes(b"one = 1\r\ntwo = 2\r\n")
+    base = tree.store(source)
+    said = {"candidate": "c0", "ratio": 1.2, "low": 1.1, "high": 1.3, "pairs": 6, "alone": None, "left_out": None,
+            "memory": None, "side_effects": [], "untested": []}  # fmt: skip
+    hypothesis = "Subject: another\n\ndiff -u of it\n--- a/b.py\n---\nFrom me to you\nIndex: x"
+    current, changes = base, []
+    for number, edit in enumerate((added, deleted, renamed, edited_program, edited_line_ends)):
+        work = tree.copy(tree.stored(current), tmp_path / f"work{number}")
+        edit(work)
+        patch = tmp_path / f"{number}.diff"
+        patch.write_bytes(tree.diff(tree.stored(current), work).encode())
+        current = tree.patched(current, patch)
+        changes.append({**said, "title": f"Change {edit.__name__}", "hypothesis": hypothesis, "patch": str(patch)})
+    final = attribution.series(base, changes, tmp_path / "patches")
+    assert final == current
+    origin = tree.copy(tree.stored(base), tmp_path / "origin")
+    git(origin, "init", "-q", "-b", "main")
+    git(origin, "add", "-A", "-f")
+    git(origin, "commit", "-qm", "base")
+    git(tmp_path, "clone", "-q", str(origin), "clone")
+    return tmp_path / "clone", sorted((tmp_path / "patches").glob("*.patch")), base, final
+
+
+def test_every_kind_of_change_comes_through_git_am_in_a_clone(kinds):
+    clone, patches, base, final = kinds
+    assert tree.tree_hash(clone) == base and len(patches) == 5
+    git(clone, "am", "-q", "--keep-cr", *map(str, patches))
+    assert tree.tree_hash(clone) == final
+    assert git(clone, "status", "--porcelain") == ""
+    subjects = git(clone, "log", "--reverse", "--format=%s").splitlines()[1:]
+    kinds = ("added", "deleted", "renamed", "edited_program", "edited_line_ends")
+    assert subjects == [f"Change {kind}" for kind in kinds]
+    assert git(clone, "log", "--format=%b").count("Not tested") == 5, "a part of the message was taken for the patch"
+
+
+def test_every_kind_of_change_comes_through_git_apply_one_by_one_and_composed(kinds, tmp_path):
+    clone, patches, base, final = kinds
+    for patch in patches:
+        git(clone, "apply", "--index", str(patch))
+    assert tree.tree_hash(clone) == final
+    git(clone, "reset", "-q", "--hard")
+    composed = tmp_path / "composed.diff"
+    composed.write_bytes(tree.diff(tree.stored(base), tree.stored(final)).encode())
+    git(clone, "apply", "--index", str(composed))
+    assert tree.tree_hash(clone) == final == tree.patched(base, composed)
+
+
 def test_no_change_and_one_change_measure_nothing(store, tmp_path):
     spec = {"name": "toy", "measure": {"alpha": 0.05, "min_effect": 0.02, "pairs": 6}}
     none = stack.build(store.base, None, [], PLACE, "all")
