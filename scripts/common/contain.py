@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import hashlib
 import json
 import os
 import resource
@@ -29,7 +30,10 @@ from pathlib import Path
 from typing import Any
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER = 1, 24, 36
+# By number, as linux/capability.h has them: read any file by handle, network, modules, raw I/O, change of root, ptrace,
+# mounts, reboot, clock, device nodes.
+DROPPED_CAPABILITIES = (2, 12, 16, 17, 18, 19, 21, 22, 25, 27)
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 1, 32, 4096, 16384, 1 << 18, 2
 TICK_S = 0.1
 PAGE = resource.getpagesize()
@@ -151,8 +155,12 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
     return libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
 
 
-def start(plan: dict[str, Any], log_write: int) -> tuple[int, str | None]:
-    """Fork and exec the job; `(process id, None)` or `(process id, why it could not start)`."""
+def start(plan: dict[str, Any], log_write: int, drop: bool) -> tuple[int, str | None]:
+    """Fork and exec the job; `(process id, None)` or `(process id, why it could not start)`.
+
+    drop: take from the job what would let root look out of its namespaces: mounts that it could undo, and the roots,
+    memory and open files of processes that kept these capabilities (/proc/<pid>/root).
+    """
     status_read, status_write = os.pipe()
     keeper = os.getpid()
     child = os.fork()
@@ -169,6 +177,8 @@ def start(plan: dict[str, Any], log_write: int) -> tuple[int, str | None]:
                 Path("/proc/self/oom_score_adj").write_text("900")
             for number, bounds in limits(plan).items():
                 resource.setrlimit(number, bounds)
+            for capability in DROPPED_CAPABILITIES if drop else ():
+                libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused to others than root, whom exec strips
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(log_write, 1)
             os.dup2(log_write, 2)
@@ -243,6 +253,51 @@ def resident_bytes(pids: list[int]) -> int:
     return total
 
 
+class Growing:
+    """Files of a folder that only their writer's appending may change: bytes seen once must stay as they were.
+
+    The recorder of the job appends to its records while the job runs. A job that exchanges them, cuts them or writes
+    over them afterwards is seen, unless it does so within a tick. Cost: a look into a folder of a few files a tick, and
+    the SHA-256 of what is new; one more reading at the end.
+    """
+
+    def __init__(self, folder: str | None, pattern: str) -> None:
+        self.folder, self.pattern = Path(folder) if folder else None, pattern
+        self.seen: dict[Path, tuple[int, int, Any]] = {}
+        self.rewritten: set[str] = set()
+
+    def look(self) -> None:
+        """Take in what is new; note what was exchanged or became shorter."""
+        for path in [*self.seen, *(self.folder.glob(self.pattern) if self.folder else ())]:
+            try:
+                with path.open("rb") as file:
+                    inode, size, digest = self.seen.get(path) or (os.fstat(file.fileno()).st_ino, 0, hashlib.sha256())
+                    now = os.fstat(file.fileno())
+                    if now.st_ino != inode or now.st_size < size:
+                        self.rewritten.add(path.name)
+                        continue
+                    file.seek(size)
+                    while data := file.read(min(1 << 20, now.st_size - size)):
+                        digest.update(data)
+                        size += len(data)
+                    self.seen[path] = (inode, size, digest)
+            except OSError:
+                self.rewritten.add(path.name)
+
+    def finish(self) -> list[str]:
+        """Names of the files that somebody rewrote, once nobody can write any more."""
+        self.look()
+        for path, (_, size, digest) in self.seen.items():
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                again = hashlib.sha256()
+                while data := file.read(min(1 << 20, size)):
+                    again.update(data)
+                    size -= len(data)
+                if again.digest() != digest.digest():
+                    self.rewritten.add(path.name)
+        return sorted(self.rewritten)
+
+
 class Keeper:
     """One run: the job's process, its log, and the reasons for which it may be ended."""
 
@@ -254,6 +309,7 @@ class Keeper:
         self.main_end = 0
         self.signalled = False
         self.reached: dict[str, str] = {}
+        self.records = Growing(plan.get("records"), "rank*.jsonl")
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, self._on_signal)
 
@@ -269,7 +325,7 @@ class Keeper:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.reached = isolate(plan)
         started_ns, launched_ns = time.time_ns(), time.monotonic_ns()
-        self.child, problem = start(plan, log_write)
+        self.child, problem = start(plan, log_write, self.reached["files"] == "isolated")
         os.close(log_write)
         self.deadline = launched_ns + int(plan["timeout_s"] * 1e9)
         self._wait_for_main()
@@ -294,6 +350,7 @@ class Keeper:
             "cpu_system_s": used.ru_stime,
             "peak_rss_bytes": max(self.peak, used.ru_maxrss * 1024),
             "left_behind": left,
+            "rewritten": self.records.finish(),
             "last_line": self.log.last_line(),
             "log_dropped": self.log.dropped,
             **self.reached,
@@ -333,6 +390,7 @@ class Keeper:
         pids = [self.child, *descendants(self.child)]
         others = [pid for pid in descendants(os.getpid()) if pid not in pids] if self._reap_orphans() else []
         resident = resident_bytes(pids + others)
+        self.records.look()
         self.peak = max(self.peak, resident)
         if self.plan["memory_bytes"] and resident > self.plan["memory_bytes"]:
             self.reason = "memory"

@@ -343,6 +343,7 @@ def _plan(job: Job, place: Place) -> dict[str, Any]:
         "isolate_network": True,
         "mounts": _mounts(job, place, argv),
         "remove": [str(place.work)],
+        "records": str(place.records),
     }
 
 
@@ -395,7 +396,8 @@ def _mounts(job: Job, place: Place, argv: list[str]) -> list[dict[str, Any]]:
     """What the job's file system looks like: our repository read-only, earlier results out of sight, a temporary folder
     and shared memory of its own. Where the system refuses, the run says `files: open`.
     """
-    temporary = Path(tempfile.gettempdir()).resolve()
+    shared = [Path(name).resolve() for name in ("/tmp", "/var/tmp", tempfile.gettempdir())]
+    temporary = sorted({path for path in shared if path.is_dir()})
     home = Path(pwd.getpwuid(os.getuid()).pw_dir).resolve()
     mounts = []
 
@@ -404,15 +406,17 @@ def _mounts(job: Job, place: Place, argv: list[str]) -> list[dict[str, Any]]:
 
     if home.is_dir() and home != Path("/") and not place.work.is_relative_to(home):
         bind(home, home, True)
-    bind(temporary, place.work / "tmp", False)
+    for folder in temporary:
+        bind(folder, place.work / "tmp", False)
     for path in _mentioned(job, argv):
-        if path.is_relative_to(temporary) and path != temporary and not path.is_relative_to(place.work):
+        if set(temporary) & set(path.parents) and path not in temporary and not path.is_relative_to(place.work):
             bind(path, path, True)
     bind(place.work, place.work, False)
     bind(ROOT, ROOT, True)
-    results = ROOT / "results"
-    if results.is_dir():
-        bind(results, place.work / "empty", False)
+    for number, results in enumerate(_results(place, temporary)):
+        empty = place.work / "empty" / str(number)
+        empty.mkdir(exist_ok=True)
+        bind(results, empty, False)
         environments = results / "store" / "envs"
         if environments.is_dir():
             bind(environments, environments, True)
@@ -421,6 +425,14 @@ def _mounts(job: Job, place: Place, argv: list[str]) -> list[dict[str, Any]]:
     if Path("/dev/shm").is_dir():
         bind(Path("/dev/shm"), None, False)
     return mounts
+
+
+def _results(place: Place, temporary: list[Path]) -> list[Path]:
+    """Folders with other runs' files: `results/`, and what this run and the store of trees have in common."""
+    shared = Path(os.path.commonpath([tree.STORE.resolve(), place.kept]))
+    outside = not any(path.is_relative_to(shared) for path in (ROOT, *temporary, Path(sys.prefix)))
+    found = {ROOT / "results"} | ({shared} if outside else set())
+    return sorted(path for path in found if path.is_dir())
 
 
 def _mentioned(job: Job, argv: list[str]) -> list[Path]:
@@ -487,6 +499,8 @@ def _status(job: Job, account: dict[str, Any], missing: list[str]) -> tuple[str,
         return "crashed", f"used more than {limit:g} GB (resources.memory_gb); its processes were ended"
     if account["reason"] == "processes":
         return "crashed", f"started more than {PROCESSES} processes; they were ended"
+    if account["rewritten"]:
+        return "contained", f"records were rewritten while the job ran: {', '.join(account['rewritten'])}"
     if left := account["left_behind"]:
         return "contained", f"left {len(left)} process(es) behind, which were ended: {left[0]}"
     if account["signal"] is not None:

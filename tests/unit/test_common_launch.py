@@ -257,6 +257,66 @@ def test_job_has_no_network_and_cannot_reach_the_repository_or_earlier_results(j
     assert "tmp/wholejob-left" in told["files_written"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="SKIPPED LOUDLY: namespaces without root depend on the system's settings")
+def test_job_cannot_look_around_its_namespaces(job, tmp_path):
+    """Other runs beside the store, another process's root, and a mount that root could undo."""
+    other = tmp_path / "baseline" / "records"
+    other.mkdir(parents=True)
+    (other / "rank0.jsonl").write_text("the baseline's values")
+    told = launch(
+        job(f"""
+            import ctypes, json, os, pathlib, sys
+            seen = {{}}
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.umount2({str(tmp_path)!r}.encode(), 2)
+            seen["umount"] = ctypes.get_errno()
+            libc.unshare(0x00020000)
+            seen["unshare"] = ctypes.get_errno()
+            for name, root in (("here", "/"), ("launcher", "/proc/{os.getpid()}/root/"), ("init", "/proc/1/root/")):
+                try:
+                    seen[name] = pathlib.Path(root + {str(other / "rank0.jsonl")!r}).read_text()
+                except OSError as error:
+                    seen[name] = error.errno
+            try:
+                seen["memory"] = bool(open("/proc/{os.getpid()}/mem", "rb"))
+            except OSError as error:
+                seen["memory"] = error.errno
+            pathlib.Path(sys.argv[2], "seen.json").write_text(json.dumps(seen))
+            """, outputs=["seen.json"]),
+        tmp_path / "run",
+    )  # fmt: skip
+    assert told["status"] == "ok" and told["files"] == "isolated"
+    seen = json.loads((tmp_path / "run" / "out" / "seen.json").read_text())
+    assert seen == {"umount": 1, "unshare": 1, "here": 2, "launcher": 13, "init": 13, "memory": 13}
+
+
+REWRITES = {
+    "exchanged": "other.write_text(text.replace('1', '2')); other.replace(record)",
+    "cut": "os.truncate(record, 5)",
+    "written_over": "open(record, 'r+').write('{forged')",
+    "deleted": "record.unlink()",
+    "deleted_and_written_anew": "record.unlink(); other.write_text(text * 2); other.replace(record)",
+}
+
+
+@pytest.mark.parametrize("how", REWRITES)
+def test_records_that_the_job_rewrites_are_seen(job, tmp_path, how):
+    source = """
+        import os, pathlib, sys, time
+        record = pathlib.Path(sys.argv[2]).parent / "records" / "rank0.jsonl"
+        other = record.with_name("other")
+        text = '{"tag": "loss", "value": 1}' + chr(10)
+        for _ in range(4):
+            with record.open("a") as file:
+                file.write(text)
+            time.sleep(0.1)
+        """
+    honest = launch(job(source), tmp_path / "run")
+    assert honest["status"] == "ok"
+    told = launch(job(textwrap.dedent(source) + REWRITES[how]), tmp_path / "run")
+    assert (told["status"], told["reason"]) == ("contained", "records were rewritten while the job ran: rank0.jsonl")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="SKIPPED LOUDLY: mounting a small file system takes root")
 def test_job_that_fills_the_disk_is_a_crash_and_leaves_room_for_its_account(job, tmp_path):
     small = tmp_path / "small"
