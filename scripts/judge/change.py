@@ -341,7 +341,8 @@ class Change:
     constraints: Mapping[str, Any] = field(default_factory=dict)
     tree: Mapping[str, str] = field(default_factory=dict)
     paths: frozenset[str] = frozenset()
-    knobs_file: str | None = None
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    """`knobs` and `knobs_file` of the specification, where it has them."""
 
     @property
     def python(self) -> list[FileChange]:

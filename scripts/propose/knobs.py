@@ -2,8 +2,8 @@
 model.
 
 A candidate is an edit of the workload's `knobs_file`, a JSON object `{name: value}` in its tree, so that a setting is
-judged like any other patch. Random search without repetition; with optuna installed and five measured points, its TPE
-sampler.
+judged like any other patch; the launcher makes variables and options of it (`scripts/common/knobs.py`). Random search
+without repetition; with optuna installed and five measured points, its TPE sampler.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from scripts.common.errors import InputError, suggestion
+from scripts.common import knobs as declared
 from scripts.common.files import canonical_json, sha256_bytes
 from scripts.propose.proposal import Answer, Attempt, Task
 
@@ -34,7 +34,7 @@ def propose(task: Task) -> Answer:
     path = task.spec.get("knobs_file")
     if not knobs or not path:
         return Answer(reason="the workload declares no knobs (fields `knobs` and `knobs_file`)")
-    text, base = _read(task, path, [knob["name"] for knob in knobs])
+    text, base = declared.read(task.tree, task.spec)
     space = {knob["name"]: list(knob["values"]) for knob in knobs}
     tried = [point for attempt in task.history if (point := _point(attempt)) is not None]
     point, how = _next(task, space, {name: base[name] for name in space}, tried)
@@ -132,25 +132,6 @@ def _point(attempt: Attempt) -> Point | None:
     except ValueError:
         return None
     return point if isinstance(point, dict) else None
-
-
-def _read(task: Task, path: str, names: list[str]) -> tuple[str, Point]:
-    place = task.tree / path
-    if not place.is_file():
-        raise InputError(
-            f"{path}: no such file in the workload's tree; knobs_file should name a JSON file with the knobs' values"
-        )
-    text = place.read_text(encoding="utf-8")
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error}); should be an object of the knobs' values") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: should be an object of the knobs' values")
-    for name in names:
-        if name not in values:
-            raise InputError(f"{path}: {name}: is declared as a knob and has no value here{suggestion(name, values)}")
-    return text, values
 
 
 def _indent(text: str) -> int | None:

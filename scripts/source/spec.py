@@ -15,13 +15,14 @@ from typing import Any
 
 from scripts.common.errors import InputError, run, suggestion
 from scripts.common.files import ROOT, write_json
+from scripts.common.globs import matches, protected
 from scripts.common.schema import coerced, load_schema, load_yaml, validated
 
 WORKLOADS = ROOT / "workloads"
 SCHEMA = ROOT / "config" / "workload.schema.yaml"
 CONFIG_SCHEMA = ROOT / "config" / "config.schema.yaml"
 
-JOB = ("kind", "launch", "parameters", "environment", "parity", "resources", "knobs_file")
+JOB = ("kind", "launch", "parameters", "environment", "parity", "resources", "knobs", "knobs_file")
 PARTS: dict[str, tuple[str, ...]] = {
     "source": ("source", "launch.prepare", "parameters", "environment"),
     "environment": ("environment",),
@@ -44,8 +45,8 @@ PARTS: dict[str, tuple[str, ...]] = {
         "source.protected",
         "measure.horizon",
         "measure.steps",
+        "measure.min_effect",
         "constraints",
-        "knobs",
         "domain",
         "title",
         "budget",
@@ -237,6 +238,7 @@ def _check(spec: dict[str, Any], path: Path) -> None:
         raise InputError(
             f"{where}: parity.repeats + parity.perturbed: is below 3; the noise of a job takes three runs at least"
         )
+    _check_knobs(spec, where)
     slugs = [slug(proposer) for proposer in spec["proposers"]]
     if len(set(slugs)) != len(slugs):
         raise InputError(f"{where}: proposers: two of them share the folder name {max(slugs, key=slugs.count)!r}")
@@ -247,6 +249,26 @@ def _check(spec: dict[str, Any], path: Path) -> None:
                 if name not in known:
                     hint = suggestion(name, known) or f"; known are {', '.join(sorted(known))}"
                     raise InputError(f"{where}: launch.{field}: no value for {{{name}}}{hint}")
+
+
+def _check_knobs(spec: dict[str, Any], where: str) -> None:
+    """Knobs need a file that a patch may touch, and each of them one place where it is said."""
+    knobs, path = spec["knobs"], spec["knobs_file"]
+    if bool(knobs) != bool(path):
+        field, other = ("knobs_file", "knobs") if knobs else ("knobs", "knobs_file")
+        raise InputError(f"{where}: {field}: is missing; {other} has no effect without it")
+    if not knobs:
+        return
+    if not matches(path, spec["source"]["editable"]) or protected(path, spec["source"]["protected"]):
+        raise InputError(f"{where}: knobs_file: {path!r} is not editable; add it to source.editable")
+    names = [knob["name"] for knob in knobs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{where}: knobs: {name!r} is declared twice")
+        if name in spec["environment"]["variables"]:
+            raise InputError(
+                f"{where}: environment.variables: {name} is a knob too; its value belongs into {path} alone"
+            )
 
 
 def _placeholders(word: str) -> list[str]:

@@ -282,6 +282,7 @@ def test_knobs_use_tpe_when_there_is_optuna(knobs: Task) -> None:
         ({"knobs_file": "gone.json"}, "gone.json: no such file"),
         ({"knobs_file": "train.py"}, "train.py: not JSON"),
         ({"knobs": [{"name": "thread", "values": [1, 2]}]}, "thread: is declared as a knob .* did you mean 'threads'"),
+        ({"knobs": [{"name": "threads", "values": [2, 4]}]}, "threads: is 1; the workload declares 2, 4"),
     ],
 )
 def test_knobs_that_do_not_fit_their_file(knobs: Task, change: dict[str, Any], why: str) -> None:

@@ -17,6 +17,8 @@ MINIMAL = {
     "launch": {"command": ["python", "train.py", "--seed", "{seed}"]},
 }
 
+THREADS = {"name": "OMP_NUM_THREADS", "kind": "env", "values": ["1", "2"]}
+
 
 @pytest.fixture
 def workload(tmp_path, monkeypatch):
@@ -60,6 +62,18 @@ def test_defaults_are_filled_and_the_configuration_gives_the_rest(workload):
         ({"profile": {"steps": [9, 4]}}, "profile.steps: [9, 4] is not a window"),
         ({"environment": {"kind": "venv"}}, "environment.requirements: is missing"),
         ({"proposers": ["file:a/x.diff", "file:b/x.diff"]}, "share the folder name"),
+        ({"knobs": [THREADS]}, "knobs_file: is missing"),
+        ({"knobs_file": "knobs.json"}, "knobs: is missing"),
+        ({"knobs": [THREADS], "knobs_file": "knobs.json"}, "'knobs.json' is not editable; add it to source.editable"),
+        ({"knobs": [THREADS, THREADS], "knobs_file": "knobs.py"}, "'OMP_NUM_THREADS' is declared twice"),
+        (
+            {
+                "knobs": [THREADS],
+                "knobs_file": "knobs.py",
+                "environment": {"variables": {"OMP_NUM_THREADS": "1"}},
+            },
+            "environment.variables: OMP_NUM_THREADS is a knob too",
+        ),
     ],
 )
 def test_bad_fields_name_the_file_the_field_and_what_would_be_right(workload, fields, message):
