@@ -28,7 +28,9 @@ def check(change: Change) -> list[Hit]:
             continue
         before = json.loads(file.before_text)
         open_ = {knob["name"] for knob in change.declared.get("knobs") or ()}
-        for name in sorted((before.keys() | after.keys()) - open_):
-            if name not in before or name not in after or not knobs.same(before[name], after[name]):
-                hits.append(Hit("refuse", path, None, f"{name} is no declared knob and may not change"))
+        hits += [
+            Hit("refuse", path, None, f"{name} is no declared knob and may not change")
+            for name in sorted((before.keys() | after.keys()) - open_)
+            if name not in before or name not in after or not knobs.same(before[name], after[name])
+        ]
     return hits
