@@ -7,8 +7,13 @@ the autograd graph is not kept; DataLoader workers and other children record not
 Inside a `torch.compile`d region `record` does nothing, without a graph break; while a CUDA graph is captured it
 writes an error record.
 
-Cost: off, one global look-up. On, a scalar costs microseconds, a tensor what `parity.summary` says; a write every
-second.
+What is lost when the process ends: nothing where it ends by itself or through `os._exit` (which is wrapped here: it
+writes first, then ends with the same status). A signal whose action is to end the process (SIGTERM without a handler
+of the job's, SIGKILL) loses what was recorded since the step began or has not yet come from the device, and everything
+that is written once at the end (the ledger, the step marks): the job's handling of signals is left alone.
+
+Cost: off, one global look-up. On, a scalar costs microseconds, a tensor what `parity.summary` says; one write(2) a
+step.
 """
 
 from __future__ import annotations
@@ -24,8 +29,8 @@ if TYPE_CHECKING:  # importing typing would be half of the import time
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
 SCHEMA = "parity/records@1"
-WRITE_EVERY_S = 1.0
 QUEUE_LIMIT = 256
+EXIT_WAIT_S = 20.0  # how long `os._exit` may wait for the last records: a device that hangs must not keep the job
 
 _on = os.environ.get("PARITY", "") == "1"
 
@@ -117,6 +122,9 @@ class Recorder:
         self.started_ns = time.time_ns()
         self.is_child = False
         self.path: Optional[str] = None
+        self.file: Optional[int] = None  # descriptor of the rank's file
+        self.pid = os.getpid()
+        self.ended: Dict[str, Any] = {"by": "exit"}
         self.lock = threading.RLock()
         self.reset()
 
@@ -125,7 +133,6 @@ class Recorder:
         self.queue: List[_Item] = []
         self.unshipped: List[_Item] = []
         self.seen: Dict[str, List[int]] = {}  # tag -> [last step, occurrences in it]
-        self.last_write = time.monotonic()
 
     def add(  # noqa: PLR0917 - positional, because it is called on every step
         self, tag: Any, value: Any, at: Optional[int], rtol: Optional[float], atol: Optional[float], note: Optional[str]
@@ -184,7 +191,7 @@ class Recorder:
             with self.lock:
                 self.current = int(number)
                 self._ship()
-            if self.queue and (len(self.queue) >= QUEUE_LIMIT or time.monotonic() - self.last_write > WRITE_EVERY_S):
+            if self.queue:
                 self.write_arrived()
         except Exception as error:
             self.fail("step", None, "%s: %s" % (type(error).__name__, error))
@@ -213,7 +220,6 @@ class Recorder:
             if not item.arrived():
                 break
             ready += 1
-        self.last_write = time.monotonic()
         if ready:
             head, self.queue = self.queue[:ready], self.queue[ready:]
             self._append([item.fields() for item in head])
@@ -258,7 +264,7 @@ class Recorder:
         os.makedirs(folder(), exist_ok=True)
         self.path = os.path.join(folder(), "rank%d.jsonl" % self.rank)
         try:
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            self.file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         except FileExistsError:
             print(
                 "parity: %s exists already (an earlier run, or another process of this one); nothing is recorded here"
@@ -266,7 +272,7 @@ class Recorder:
                 file=sys.stderr,
             )
             return False
-        os.close(handle)
+        self.pid = os.getpid()
         _bind()
         from parity.environment import header
 
@@ -277,8 +283,9 @@ class Recorder:
         import json
 
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in map(_strict, rows))
-        with open(self.path or "", "a", encoding="utf-8") as file:
-            file.write(lines)
+        data = memoryview(lines.encode())
+        while data:
+            data = data[os.write(self.file if self.file is not None else -1, data) :]
         self.written += len(rows)
 
     def _flatten(self, tag: Any, value: Any, at: int, extra: Dict[str, Any]) -> None:
@@ -527,6 +534,7 @@ def _not_compiling() -> bool:
 
 _compiling: Callable[[], bool] = _not_compiling
 _exit_calls: List[Callable[[], None]] = []
+_finishing = threading.RLock()
 
 
 def at_exit(call: Callable[[], None]) -> None:
@@ -535,17 +543,53 @@ def at_exit(call: Callable[[], None]) -> None:
 
 
 def finish() -> None:
-    """Everything that is due when the process ends, once."""
-    calls = _exit_calls[:]
-    del _exit_calls[:]
-    for call in calls:
+    """Everything that is due when the process ends, once; a second caller waits for the first."""
+    with _finishing:
+        calls = _exit_calls[:]
+        del _exit_calls[:]
+        for call in calls:
+            try:
+                call()
+            except Exception as error:  # noqa: PERF203 - each call on its own
+                _recorder.errors += 1
+                print("parity: %s: %s" % (type(error).__name__, error), file=sys.stderr)
+        if _recorder.owner:
+            _recorder.flush()
+
+
+def mine() -> bool:
+    """Whether what is recorded in this process is its own: not so in a forked child that is no rank."""
+    return os.getpid() == _recorder.pid and bool(_recorder.owner or not _recorder.is_child)
+
+
+def _watch_exit() -> None:
+    """Finish before `os._exit`, which skips every exit handler; the status stays."""
+    original = os._exit
+
+    def _exit(status: int) -> None:
         try:
-            call()
-        except Exception as error:  # noqa: PERF203 - each call on its own
-            _recorder.errors += 1
-            print("parity: %s: %s" % (type(error).__name__, error), file=sys.stderr)
-    if _recorder.owner:
-        _recorder.flush()
+            if mine() and isinstance(status, int):
+                _recorder.ended = {"by": "os._exit", "status": status}
+                _finish_in_time()
+        except BaseException:  # the job asked to end, and ends
+            pass
+        original(status)
+
+    _exit.__doc__ = original.__doc__
+    os._exit = _exit  # type: ignore[assignment]
+
+
+def _finish_in_time() -> None:
+    """`finish` in a thread of its own: the caller may hold our lock, and the device may never answer."""
+    thread = threading.Thread(target=finish, name="parity-finish", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter shuts down
+        finish()
+        return
+    thread.join(EXIT_WAIT_S)
+    if thread.is_alive():
+        print("parity: the last records did not arrive in %g s; ending without them" % EXIT_WAIT_S, file=sys.stderr)
 
 
 def _finish_in_child(recorder: Recorder) -> None:
@@ -557,9 +601,12 @@ def _finish_in_child(recorder: Recorder) -> None:
 
 def _after_fork() -> None:
     """A forked child starts empty: what the parent has queued is the parent's to write."""
+    global _finishing  # noqa: PLW0603 - the parent may have held it
+    _finishing = threading.RLock()
     recorder = _recorder
     recorder.is_child = True
     recorder.owner = None
+    recorder.file = None
     recorder.lock = threading.RLock()  # the parent may have held it
     recorder.reset()
 
@@ -579,5 +626,6 @@ if _on:
 
     _bind()
     atexit.register(finish)
+    _watch_exit()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_after_fork)

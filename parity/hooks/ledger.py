@@ -300,6 +300,7 @@ class Ledger:
         return {
             "mode": self.options.mode,
             "unit": "optimizer" if session.training else "forward",
+            "ended": _ended(rank),
             "steps": len(session.marks.rows),
             "rank": rank.rank,
             "world_size": environment._world_size(),
@@ -355,6 +356,13 @@ class Ledger:
         if not cuda.is_initialized():
             return None
         return sum(int(cuda.max_memory_allocated(i)) for i in range(cuda.device_count()))
+
+
+def _ended(owner: Any) -> Dict[str, Any]:
+    """How the process ends: `by` exit (of itself), exception (uncaught) or os._exit (with its `status`)."""
+    if owner.ended["by"] == "exit" and getattr(sys, "last_type", None) is not None:
+        return {"by": "exception"}
+    return dict(owner.ended)
 
 
 def _elements(tensors: Any) -> int:

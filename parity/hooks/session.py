@@ -10,6 +10,7 @@ while dynamo traces it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -194,11 +195,12 @@ class Session:
             if recorder._compiling() or owner is None or (self.training and not self.module_handles):
                 return compiled(*args, **kwargs)
             self._forward_begins(owner, args)
-            result = None
             try:
                 result = compiled(*args, **kwargs)
-            finally:
-                self._forward_ended(owner, args, kwargs, result)
+            except BaseException:
+                self._forward_ended(owner, args, None)
+                raise
+            self._forward_ended(owner, args, kwargs, result)
             return result
 
         return call
@@ -282,17 +284,24 @@ class Session:
         except Exception as error:
             recorder._recorder.fail("hook.forward", None, "%s: %s" % (type(error).__name__, error))
 
-    def _forward_ended(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def _forward_ended(self, module: Any, args: Any, *rest: Any) -> None:
+        """`rest` is (kwargs, output); torch gives (output,) alone where forward raised. Recomputation under an
+        activation checkpoint raises as soon as it has what it needs.
+        """
         if recorder._compiling():
             return
         stack = self._stack()
         if not stack:
             return
         call = stack.pop()
+        raised = len(rest) == 1
+        kwargs, output = ({}, None) if raised else rest
         try:
             if self.windows:
                 for window in self.windows:
                     window.module_ended(module, args, kwargs, output)
+            if raised:  # no call of the model came of it
+                return
             if self.options.modules and self.checked:
                 self._leaf(module, output)
             if call is not None:
@@ -347,6 +356,8 @@ class Session:
         if not self.training and (call.role != "batch" or self.options.unit == "forward"):
             self.pending_advance = True
             self._end_windows()
+            if recorder._recorder.queue:  # a server may wait long for its next call
+                recorder._recorder.write_arrived()
 
     def _batch(self, found: List[Any]) -> None:
         hashes = self.ledger.batch(found)
@@ -428,7 +439,8 @@ class Session:
             if recorder._compiling() or not calls:
                 return
             call = calls.pop()
-            if not calls and not self.training:
+            raised = output is None and sys.exc_info()[0] is not None
+            if not raised and not calls and not self.training:
                 quiet(self.root_begins)(call)
                 quiet(self.root_ended)(call, (), {}, None)
 
@@ -660,7 +672,14 @@ class Session:
     # the end
 
     def finish(self) -> None:
-        """At exit: close the windows, then write what was counted. Waiting for the device is fine here."""
+        """At exit: close the windows, then write what was counted. Waiting for the device is fine here, and needed:
+        what the job's streams computed may be read from another thread.
+        """
+        with contextlib.suppress(Exception):  # a device that failed
+            cuda = self.torch.cuda
+            for device in range(cuda.device_count() if cuda.is_initialized() else 0):
+                if cuda.memory_reserved(device):  # the others stay untouched
+                    cuda.synchronize(device)
         for window in self.windows:
             window.close()
         active = self.ledger.active() or recorder._recorder.written > 1 or recorder._recorder.queue

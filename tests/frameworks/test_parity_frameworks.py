@@ -90,6 +90,7 @@ MATRIX = {
     "fused 12": (4, 4, 4, 24, 0, ALL),
     "fused 12 --fused": (4, 4, 4, 24, 0, ALL),
     "fused 12 --checkpoint": (4, 4, 4, 24, 0, ALL),
+    "fused 12 --checkpoint --early-stop": (4, 4, 4, 24, 0, ALL),
 }
 
 
@@ -285,6 +286,45 @@ def test_outputs_of_leaf_modules(tmp_path):
 def test_a_failing_job_fails_the_same_and_keeps_its_records(tmp_path):
     run = recorded("crash", tmp_path / "o")
     assert run.code == 7 and len(run.values("loss")) == 2 and run.invariants["optimizer_steps"] == 2
+
+
+def test_recomputation_that_stops_early_is_no_forward_and_warns_of_nothing(tmp_path):
+    base = recorded("fused 12", tmp_path / "base")
+    run = recorded("fused 12 --checkpoint --early-stop", tmp_path / "o", modules=True)
+    assert "arn" not in run.stderr, run.stderr
+    assert run.context["root_calls"] == base.context["root_calls"] and run.invariants == base.invariants
+    assert len(run.records("module/block.0")) == 4  # once a step: not again inside backward
+
+
+@pytest.mark.parametrize("how", ["exit", "fork", "workers"])
+def test_a_job_that_ends_in_os_exit_leaves_all_its_files(how, tmp_path):
+    run = recorded("ends " + how, tmp_path / "o")
+    assert run.code == 5 and not run.stderr
+    assert run.context["ended"] == {"by": "os._exit", "status": 5}
+    assert (run.invariants["optimizer_steps"], run.invariants["samples"], len(run.steps())) == (3, 12, 3)
+    assert len(run.values("loss")) == len(run.values("update_norm")) == 3 and run.ledger["errors"] == 0
+    assert {path.name for path in run.out.iterdir()} == {"rank0.jsonl", "ledger.json", "steps.jsonl"}
+
+
+def test_os_exit_waits_for_the_last_records_but_not_forever(tmp_path):
+    done = launch(command("ends hang"), environment(tmp_path / "o"))
+    assert done.returncode == 5 and "did not arrive in 0.5 s" in done.stderr
+
+
+def test_how_a_job_ended_is_in_its_ledger(tmp_path):
+    assert recorded("plain", tmp_path / "a").context["ended"] == {"by": "exit"}
+    run = recorded("ends fail", tmp_path / "b")
+    assert run.code == 1 and run.context["ended"] == {"by": "exception"}
+
+
+@pytest.mark.parametrize(("how", "code"), [("term", -15), ("serve", -9)])
+def test_a_signal_ends_the_job_as_it_would_and_loses_the_ledger_alone(how, code, tmp_path):
+    out = tmp_path / "o"
+    done = launch(command("ends " + how), environment(out))
+    assert done.returncode == code and {path.name for path in out.iterdir()} == {"rank0.jsonl"}
+    rows = [json.loads(line) for line in (out / "rank0.jsonl").read_text().splitlines()[1:]]
+    assert [row["step"] for row in rows if row["tag"] == "loss"] == [0, 1, 2]
+    assert [row["step"] for row in rows if row["tag"] == "update_norm"] == [0, 1, 2]
 
 
 def test_executed_lines_inside_a_compiled_region_count(tmp_path):

@@ -20,7 +20,9 @@ class Model(nn.Module):
     def forward(self, ids, targets):
         hidden = self.embed(ids)
         hidden = hidden + (
-            checkpoint(self.block, hidden, use_reentrant=True) if "--checkpoint" in sys.argv else self.block(hidden)
+            checkpoint(self.block, hidden, use_reentrant="--early-stop" not in sys.argv)
+            if "--checkpoint" in sys.argv
+            else self.block(hidden)
         )
         return F.cross_entropy(self.head(hidden).flatten(0, 1), targets.flatten(), ignore_index=-100)
 
