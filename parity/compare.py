@@ -60,6 +60,12 @@ def compare(
         base, cand = Run(base_dir), Run(cand_dir)
         check_distinct(base, cand)
         records.check_same_world([base, cand])
+        measured = (noise or {}).get("environment", {}).get("summary") or 1
+        if noise is not None and measured != base.summary:
+            raise BadInput(
+                f"the noise was measured on tensors summarised by version {measured}, {base.name} by {base.summary}; "
+                "derive it again from runs of this version"
+            )
         state = Comparison(noise, records.selector(only, exclude), typed, rounding)
         state.recognise(base, {identity for run in (noise or {}).get("runs", []) for identity in run["run_ids"]})
         for rank in base.ranks:

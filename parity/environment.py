@@ -11,12 +11,15 @@ def header(recorder: Any) -> Dict[str, Any]:
     """Fields of the header line. Unknown is None; nothing in it depends on the working directory."""
     import binascii
 
+    from parity.summary import VERSION
+
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
     environ = os.environ
     program = sys.argv[0] if getattr(sys, "argv", None) else ""
     return {
         "run_id": binascii.hexlify(os.urandom(16)).decode(),
+        "summary": VERSION,
         "rank": recorder.rank,
         "world_size": _world_size(),
         "argv": [os.path.basename(program), *getattr(sys, "argv", [""])[1:]],

@@ -115,6 +115,11 @@ class Run:
         return {str(header["run_id"]) for header in self.headers.values() if header.get("run_id")}
 
     @property
+    def summary(self) -> int:
+        """The version of the algorithms behind sketches and hashes; headers before version 2 do not name it."""
+        return int(next(iter(self.headers.values()), {}).get("summary") or 1)
+
+    @property
     def perturb(self) -> Any:
         """How the run was perturbed: None, or `{"kind": "ulp", "seed": n}`."""
         header = next(iter(self.headers.values()), {})
@@ -302,9 +307,14 @@ def has_nan(record: Record) -> bool:
 
 
 def check_same_world(runs: Iterable[Run]) -> None:
-    """Raises BadInput where the runs do not have the same ranks."""
+    """Raises BadInput where the runs do not have the same ranks, or summarise tensors in different ways."""
     first, *others = list(runs)
     for other in others:
+        if other.summary != first.summary:
+            raise BadInput(
+                f"{other.name}: its tensors are summarised by version {other.summary}, those of {first.name} by "
+                f"{first.summary}; record the older run again"
+            )
         if other.ranks != first.ranks:
             raise BadInput(
                 f"{other.name}: has ranks {_short(other.ranks)}, {first.name} has {_short(first.ranks)}; "

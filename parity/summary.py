@@ -8,12 +8,14 @@ The algorithm, exactly (producer and comparer agree on this text). `x` is the te
 - `nonfinite`: exact counts of NaN, +inf, -inf.
 - `seed`: `shake_128(f"{tag}\\n{'x'.join(shape)}\\n{part}")`, one byte an element, for the parts `columns`, `rows`,
   `samples`. Equal tag and shape give equal signs and positions in every run.
-- `sketch`: 64 signed sums over contiguous stretches. The elements are laid out in rows of `w = min(4093, ceil(n /
-  64))` elements (the last row may be short), `m = ceil(n / w)` rows. Element (r, c) has the sign `s_c * t_r`, where a
-  sign is +1 for an odd byte of `columns` (c) or `rows` (r) and -1 for an even one. Bucket `r // ceil(m / 64)` sums
-  the signed elements of its rows; buckets without rows are 0. 4093 is prime, so that rows of a tensor do not line up
-  with the signs: a swap, shift or permutation moves the sums. For independent errors of standard deviation e, every
-  bucket moves by about e * sqrt(n / 64).
+- `sketch`: 64 signed sums over contiguous stretches of equal length. The elements are laid out in rows of `w`
+  elements (the last row may be short), `m = ceil(n / w)` rows, `k` rows a bucket: bucket `r // k` sums the signed
+  elements of its rows; buckets without rows are 0. Element (r, c) has the sign `s_c * t_r`, where a sign is +1 for an
+  odd byte of `columns` (c) or `rows` (r) and -1 for an even one. Up to 64 * 4093 elements `k` is 1 and `w` is
+  `ceil(n / 64)`. Above, `k` is the least number from `ceil(n / (64 * 4093))` on with which the last bucket holds at
+  least half as many elements as the others, `w` being the least prime from `ceil(n / (64 * k))` on that does not
+  divide n: rows of a tensor do not line up with the signs, so that a swap, shift or permutation moves the sums. For
+  independent errors of standard deviation e, every bucket moves by about e * sqrt(n / 64).
 - `samples`: the elements at 64 sorted positions, each an 8-byte big-endian number of `samples` modulo n (all n
   elements, in order, when n <= 64).
 - `hash` (integer and bool tensors): 16 hexadecimal digits of `sum_i mix(x_i ^ (i * 0x9E3779B97F4A7C15)) mod 2**64`,
@@ -31,6 +33,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from parity import kernel
 
+VERSION = 2  # of these algorithms and of the hash of batches; in the header, since two versions cannot be compared
 BUCKETS = 64
 SAMPLES = 64
 WIDTH = 4093
@@ -42,6 +45,7 @@ _MIX1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX2 = 0x94D049BB133111EB - 2**64
 
 _plans: Dict[Any, Any] = {}
+_layouts: Dict[int, Tuple[int, int, int]] = {}
 
 
 class Refused(ValueError):
@@ -160,9 +164,27 @@ def content_hash(torch: Any, flat: Any) -> Any:
 
 def layout(n: int) -> Tuple[int, int, int]:
     """(row width, rows, rows a bucket) of the sketch of n elements."""
-    width = min(WIDTH, -(-n // BUCKETS))
-    rows = -(-n // width)
-    return width, rows, -(-rows // BUCKETS)
+    known = _layouts.get(n)
+    if known is not None:
+        return known
+    per_bucket = -(-n // (BUCKETS * WIDTH))
+    width = -(-n // (BUCKETS * per_bucket))
+    while per_bucket > 1:
+        width = -(-n // (BUCKETS * per_bucket))
+        while n % width == 0 or not _is_prime(width):
+            width += 1
+        bucket = width * per_bucket
+        if 2 * (n - (BUCKETS - 1) * bucket) >= bucket:
+            break
+        per_bucket += 1
+    if len(_layouts) >= 4096:  # jobs with ever-new shapes
+        _layouts.clear()
+    _layouts[n] = (width, -(-n // width), per_bucket)
+    return _layouts[n]
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % factor for factor in range(2, int(number**0.5) + 1))
 
 
 def seed_bytes(tag: str, shape: Sequence[int], part: str, count: int) -> bytes:

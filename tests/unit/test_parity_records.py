@@ -41,6 +41,18 @@ class TestBadInput:
         (folder / "rank0.jsonl").write_text("loss 1.0\n")
         assert "header" in refusal(capsys, "show", folder)
 
+    def test_two_versions_of_the_summary_are_not_compared(self, tmp_path, capsys):
+        old = write_run(tmp_path / "old", training(1))
+        news = [write_run(tmp_path / f"new{i}", training(i), summary=2) for i in range(4)]
+        assert "summarised by version 2" in refusal(capsys, "compare", old, news[0])
+        assert "summarised by version 1" in refusal(capsys, "derive", *news[:3], old, "-o", tmp_path / "noise.json")
+        assert main(["derive", *map(str, news[:3]), "-o", str(tmp_path / "noise.json")]) == 0
+        other = write_run(tmp_path / "other", training(5))
+        capsys.readouterr()
+        found = refusal(capsys, "compare", old, other, "--noise", tmp_path / "noise.json")
+        assert "the noise was measured on tensors summarised by version 2" in found
+        assert compare(news[0], news[3])["answer"] != "cannot"
+
     def test_a_cut_last_line_is_reported_and_not_fatal(self, tmp_path):
         base = write_run(tmp_path / "base", training(1))
         cand = write_run(tmp_path / "cand", training(1))

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import itertools
 import math
 import shutil
 import struct
@@ -28,9 +29,15 @@ def by_the_docstring(values, tag, shape):
         return hashlib.shake_128(text.encode()).digest(count)
 
     n = len(values)
-    width = min(4093, math.ceil(n / 64))
+    per_bucket = math.ceil(n / (64 * 4093))
+    width = math.ceil(n / 64)
+    while per_bucket > 1:
+        primes = (w for w in itertools.count(math.ceil(n / (64 * per_bucket))) if all(w % f for f in range(2, w)))
+        width = next(w for w in primes if n % w)
+        if n - 63 * width * per_bucket >= width * per_bucket / 2:
+            break
+        per_bucket += 1
     rows = math.ceil(n / width)
-    per_bucket = math.ceil(rows / 64)
     column, row = (
         [1 if byte % 2 else -1 for byte in drawn(part, count)] for part, count in (("columns", width), ("rows", rows))
     )
@@ -80,6 +87,36 @@ def test_each_element_is_in_exactly_one_bucket(n):
     sketch = summary.summarize(torch.ones(n, dtype=torch.float64) * 2.0, "t")["sketch"]
     assert len(sketch) == summary.BUCKETS
     assert sum(abs(part) for part in sketch) <= 2.0 * n + 1e-9
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (8, 8),
+        (64, 64),
+        (256, 1024),
+        (512, 512),
+        (1024, 1024),
+        (4096, 4096),
+        (50257, 768),
+        (128, 2053),
+        (16, 3, 640, 640),
+    ],
+)
+def test_the_buckets_are_filled_evenly(shape):
+    n = math.prod(shape)
+    width, rows, per_bucket = summary.layout(n)
+    assert width <= summary.WIDTH and (rows - 1) * width < n <= rows * width
+    sizes = [min(n, (b + 1) * per_bucket * width) - min(n, b * per_bucket * width) for b in range(64)]
+    assert sum(sizes) == n and min(sizes) >= max(sizes) / 2 and sorted(sizes)[1] == max(sizes)
+    if per_bucket > 1:  # the tensor's own rows do not start at the same sign
+        assert all(shape[-1] % width and width % part for part in shape[-1:])
+
+
+@pytest.mark.parametrize("n", [2**k for k in range(6, 35)])
+def test_powers_of_two_use_all_buckets(n):
+    width, _, per_bucket = summary.layout(n)
+    assert width * per_bucket * 63 < n <= width * per_bucket * 64
 
 
 def test_numpy_without_torch_gives_the_same_numbers():
@@ -191,6 +228,7 @@ def test_a_tensor_in_several_pieces_gives_the_same_summary(monkeypatch):
     x = torch.randn(4093 * 9 + 5, generator=torch.Generator().manual_seed(0))
     ids = torch.arange(4093 * 9 + 5)
     monkeypatch.setattr(summary, "WIDTH", 409)
+    monkeypatch.setattr(summary, "_layouts", {})
     whole, whole_ids = summary.summarize(x, "x"), summary.summarize(ids, "i")
     monkeypatch.setattr(summary, "CHUNK_ROWS", 7)
     parts, parts_ids = summary.summarize(x, "x"), summary.summarize(ids, "i")
