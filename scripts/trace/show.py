@@ -25,6 +25,7 @@ FIRST = {
     "runtime": 12,
     "phases": 6,
     "lost_time": 8,
+    "critical_path": 8,
     "kernels": 10,
     "cpu": 10,
     "steps": 8,
@@ -34,12 +35,13 @@ FIRST = {
     "memory": 4,
 }
 # Of these the overview shows the whole capture only.
-TOTALS = ("phases", "memory")
+TOTALS = ("phases", "critical_path", "memory")
 # What a terminal has room for; the Parquet files have every column.
 SHOWN = {
     "runtime": ("rank", "step", "wall_ns", "busy_ns", "idle_ns", "communication_ns", "kernels", "op_ns", "python_ns",
                 "data_ns", "blocked_ns", "slow", "straggler"),
     "lost_time": ("rank", "kind", "lost_ns", "share", "gaps", "annotation", "op", "call", "path", "line", "function"),
+    "critical_path": ("rank", "step", "kind", "critical_ns", "share", "count", "name", "op", "path", "line"),
     "gaps": ("rank", "step", "kind", "dur_ns", "before", "after", "op", "path", "line"),
     "kernels": ("rank", "class", "name", "op", "module", "shapes", "path", "line", "count", "total_ns", "share",
                 "roofline", "bound"),

@@ -7,6 +7,7 @@ import pytest
 from scripts.trace.views import (
     copies,
     cpu,
+    critical_path,
     gaps,
     kernels,
     lost_time,
@@ -480,3 +481,44 @@ def test_nanoseconds_since_1970_stay_exact():
     assert (whole["start_ns"] - epoch, whole["end_ns"] - epoch, whole["idle_ns"]) == (10_001, 50_011, 20_004)
     assert sum(row["lost_ns"] for row in rows(lost_time, capture)) == 20_004
     assert diff(capture, capture).num_rows > 0
+
+
+def test_the_critical_path_goes_from_the_late_host_to_the_kernel_that_it_delayed():
+    scene = Scene().mark("ProfilerStep#4", 0, 30 * MS).frame("train.py(7): step", 0, 29 * MS)
+    scene.op("aten::prepare", 0, 10 * MS)  # the host is late: the stream is empty when the first kernel is launched
+    scene.op("aten::mm", 10 * MS, 11 * MS).kernel("gemm", 10 * MS + 100 * US, 10 * MS + 150 * US, 15 * MS)
+    scene.op("aten::add", 11 * MS, 12 * MS).kernel("add", 11 * MS + 100 * US, 15 * MS + 2 * US, 20 * MS)
+    table = rows(critical_path, scene.capture(), step=None)
+    found = {(row["kind"], row["name"]): row["critical_ns"] for row in table}
+    assert found == {
+        ("host", "aten::prepare"): 10 * MS,
+        ("host", "aten::mm"): 100 * US,
+        ("launch_delay", "gemm"): 50 * US,
+        ("compute", "gemm"): 5 * MS - 150 * US,
+        ("queue_delay", "add"): 2 * US,
+        ("compute", "add"): 5 * MS - 2 * US,
+    }
+    assert {row["path"] for row in table} == {"train.py"} and sum(row["share"] for row in table) == pytest.approx(1)
+    by_kind = {row["kind"]: row["critical_ns"] for row in rows(critical_path, scene.capture(), step=4)}
+    assert by_kind == {
+        "host": 10 * MS + 100 * US,
+        "compute": 10 * MS - 152 * US,
+        "launch_delay": 50 * US,
+        "queue_delay": 2 * US,
+    }
+
+
+def test_the_critical_path_crosses_streams_where_a_stream_waited_for_an_event():
+    scene = Scene().mark("ProfilerStep#1", 0, 30 * MS)
+    scene.op("aten::a", 0, MS).kernel("slow", 10 * US, 20 * US, 9 * MS, stream=7)
+    scene.call("cudaEventRecord", 30 * US, 31 * US, correlation=900)
+    scene.call("cudaStreamWaitEvent", 40 * US, 41 * US, correlation=901)
+    scene._add("runtime", "Stream Wait Event", "cuda_sync", 40 * US, 41 * US, tid="8", device=0, stream=8,
+               correlation=901, wait_on_stream=7, wait_on_correlation=900)  # fmt: skip
+    scene.op("aten::b", MS, 2 * MS).kernel("other", MS + 10 * US, 9 * MS + 5 * US, 12 * MS, stream=8)
+    found = [(row["kind"], row["name"], row["critical_ns"]) for row in rows(critical_path, scene.capture(), step=None)]
+    assert found[:2] == [("compute", "slow", 9 * MS - 20 * US), ("compute", "other", 3 * MS - 5 * US)]
+
+
+def test_without_gpu_events_there_is_no_critical_path():
+    assert rows(critical_path, Scene().mark("ProfilerStep#1", 0, MS).op("aten::a", 0, MS).capture()) == []

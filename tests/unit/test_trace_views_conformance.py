@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.trace import intervals
+from scripts.trace import critical, intervals
 from scripts.trace.capture import Capture
 from scripts.trace.views import hta, kernels, lost_time, overlap, runtime
 
@@ -157,6 +157,105 @@ def test_13_no_sequence_of_three_kernels_under_clone(opened):
     capture = opened("hta/df_index_resolver__df_index_resolver.json.gz")
     assert hta.kernel_sequences(capture, "aten::clone") == []
     assert hta.kernel_sequences(capture, "CompiledFunction")  # the search does find sequences where there are some
+
+
+SIMPLE_ADD = "hta/critical_path__end_to_end__simple_add__input__trace.json.gz"
+ALEXNET = "hta/critical_path__alexnet__benchmark_result_2869224_1695835535_trace.json.gz"
+MEASURED = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
+
+
+class Critical:
+    """The graph of one annotation's window and its path; edges by the names or correlations of their events."""
+
+    def __init__(self, capture: Capture, annotation: str, instance: int) -> None:
+        host = capture.host
+        if annotation == "ProfilerStep":
+            low, high = int(host.marks["start"][instance]), int(host.marks["end"][instance])
+        else:
+            found = np.flatnonzero(host.flag(lambda name: annotation in name))[instance]
+            low, high = int(host.start[found]), int(host.end[found])
+        builder = critical.Builder(capture, capture.ranks[0])
+        self.capture, self.graph = capture, builder.graph(*builder.window(low, high))
+        self.path = critical.heaviest(self.graph)
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Nodes, events and edges on the path."""
+        return len(self.path.nodes), len(np.unique(self.path.nodes >> 1)), len(self.path.edges)
+
+    def kernel(self, correlation: int) -> int:
+        """Number of the graph's event for a GPU event."""
+        found = np.flatnonzero(self.capture.gpu.correlation[self.graph.gpu] == correlation)
+        assert len(found) == 1
+        return len(self.graph.host) + int(found[0])
+
+    def call(self, name: str) -> int:
+        """Number of the only host event of that name."""
+        host = self.capture.host
+        found = [number for number, event in enumerate(self.graph.host) if host.names[host.name[event]] == name]
+        assert len(found) == 1
+        return found[0]
+
+    def edge(self, source: int, target: int) -> tuple[str, int]:
+        """(kind, ns) of the only edge between two instants."""
+        found = np.flatnonzero((self.graph.source == source) & (self.graph.target == target))
+        assert len(found) == 1
+        return critical.KINDS[self.graph.kind[found[0]]], int(self.graph.weight[found[0]])
+
+
+def test_14_critical_path_of_simple_add(opened):
+    found = Critical(opened(SIMPLE_ADD), MEASURED, 1)
+    assert found.size == (315, 159, 314)
+    assert len(found.graph.source) == 440 and int(found.graph.weight[found.path.edges].sum()) == 241_724_000
+    fft, gemm = found.kernel(5597), found.kernel(5604)
+    launches = found.graph.source[(found.graph.target == 2 * fft) & (found.graph.kind == critical.LAUNCH)]
+    assert len(launches) == 1 and found.edge(int(launches[0]), 2 * fft) == ("launch_delay", 27_000)
+    assert found.edge(2 * fft + 1, 2 * gemm) == ("queue_delay", 7_000)
+    # aten::relu_ around aten::clamp_min_ around cudaLaunchKernel, as HTA's test finds it, the stretches in order.
+    host, graph = found.capture.host, found.graph
+    relu = next(n for n, event in enumerate(graph.host) if host.names[host.name[event]] == "aten::relu_")
+    edges, at = [], 2 * relu
+    while at != 2 * relu + 1:
+        edge = np.flatnonzero((graph.source == at) & (graph.kind == critical.HOST))[0]
+        edges.append((host.names[host.name[graph.host[graph.owner[edge]]]], int(graph.weight[edge]) // 1000))
+        at = int(graph.target[edge])
+    assert edges == [
+        ("aten::relu_", 15),
+        ("aten::clamp_min_", 14),
+        ("cudaLaunchKernel", 17),
+        ("aten::clamp_min_", 15),
+        ("aten::relu_", 32),
+    ]
+
+
+def test_14_kernels_wait_for_kernels_of_other_streams(opened):
+    found = Critical(opened(ALEXNET), MEASURED, 1)
+    assert found.size[0] == 149
+    gpu = found.capture.gpu
+    source = found.kernel(5606)
+    waited = found.graph.target[(found.graph.source == 2 * source + 1) & (found.graph.kind == critical.SYNCHRONISATION)]
+    target = found.kernel(5629)
+    assert 2 * target in waited.tolist()
+    streams = [int(gpu.stream[found.graph.gpu[one - len(found.graph.host)]]) for one in (source, target)]
+    assert streams == [20, 7]
+
+
+def test_14_calls_that_wait_for_an_event_or_the_device(opened):
+    found = Critical(opened("hta/critical_path__cuda_event_sync__event_sync_trace.json.gz"), "ProfilerStep", 0)
+    gpu = found.capture.gpu
+    spin = [
+        len(found.graph.host) + number
+        for number, event in enumerate(found.graph.gpu)
+        if "spin_kernel" in gpu.names[gpu.name[event]]
+    ]
+    ends = {2 * one + 1 for one in spin}
+    for name in ("cudaEventSynchronize", "cudaDeviceSynchronize"):
+        end = 2 * found.call(name) + 1
+        sources = found.graph.source[
+            (found.graph.target == end) & (found.graph.kind == critical.SYNCHRONISATION)
+        ].tolist()
+        assert set(sources) & ends, name
+    assert found.size == (40, 22, 39)
 
 
 def test_15_performance_counters(opened):
@@ -311,8 +410,12 @@ def test_time_and_work_by_operator_agree_with_tracelens_report(opened):
 
 
 def test_lost_time_and_idle_time_agree_on_a_real_trace(opened):
-    alexnet = "hta/critical_path__alexnet__benchmark_result_2869224_1695835535_trace.json.gz"  # no steps, ns since 1970
-    for name in (NCCL, QUEUE, alexnet, "hta/trace_diff__control__control.json.gz"):
+    for name in (
+        NCCL,
+        QUEUE,
+        ALEXNET,  # no steps, ns since 1970
+        "hta/trace_diff__control__control.json.gz",
+    ):
         capture = opened(name)
         whole = next(row for row in runtime.view(capture).to_pylist() if row["step"] is None)
         assert sum(lost_time.view(capture)["lost_ns"].to_pylist()) == whole["idle_ns"], name
