@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,31 @@ def test_wrong_names_are_refused_in_one_line(cls: str, columns: list[str] | None
 def test_tables_know_their_columns() -> None:
     with pytest.raises(InputError, match="no column 'nothing'"):
         dataset.table("gpu", [{"nothing": 1}])
+
+
+def test_the_contract_lists_every_column_with_its_type() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    section = text[text.index("## Trace tables") :].split("\n## ")[0]
+    table = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+    listed = {cls: re.findall(r"`(\w+)` (int64|int32|double|text)", columns) for cls, columns in table}
+    words = {dataset.FLOAT: "double", dataset.TEXT: "text", dataset.PLAIN: "text"}
+    assert listed == {
+        cls: [(column.name, words.get(column.type, column.type)) for column in columns]
+        for cls, columns in dataset.ARGUMENTS.items()
+    }
+    assert all(f"`{column.name}`" in section for column in dataset.COMMON)
+
+
+def test_the_files_hold_no_column_beyond_the_contract(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+    import trace_malformed as malformed
+
+    from scripts.trace.parse import parse
+
+    (tmp_path / "t.json").write_text(malformed.written(malformed.events(64)))
+    parse([tmp_path / "t.json"], tmp_path / "out")
+    assert {path.stem for path in (tmp_path / "out" / "events").iterdir()} == set(dataset.CLASSES)
+    for cls in dataset.CLASSES:
+        schema = pq.read_schema(tmp_path / "out" / "events" / f"{cls}.parquet")
+        for field in schema:
+            assert field.type == dataset.schema(cls).field(field.name).type, (cls, field.name)
