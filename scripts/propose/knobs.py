@@ -104,7 +104,7 @@ def _suggested(task: Task, space: dict[str, list[Any]], number: int, done: set[b
         return None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     # Categories are indices: optuna takes no lists or objects as choices.
-    distributions = {
+    distributions: dict[str, Any] = {
         name: optuna.distributions.CategoricalDistribution(list(range(len(v)))) for name, v in space.items()
     }
     seed = int(sha256_bytes(canonical_json([task.spec.get("workload"), task.round, number]))[:8], 16)

@@ -3,6 +3,7 @@ counted.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,27 @@ def test_a_recorded_answer_replays_without_a_server_to_identical_files(task: Tas
     write(task, ask(task, stopped), tmp_path / "replayed")
     for name in ("proposal.json", "patch.diff", "transcript.jsonl"):
         assert (tmp_path / "recorded" / name).read_bytes() == (tmp_path / "replayed" / name).read_bytes()
+
+
+def test_a_tape_of_another_machine_plays_when_asked_to_and_says_so(task: Task, tmp_path: Path) -> None:
+    """A brief holds measured times, which differ from machine to machine."""
+    with serving(say(answered())) as server:
+        recorded = ask(task, server.address)
+        stopped = server.address
+    here = replace(task, proposer=f"replay:{tmp_path}/tape", brief="# brief, 3 % other times")
+    with pytest.raises(InputError, match=r"llm\.match: source"):
+        ask(here, stopped)
+    here.spec["llm"]["match"] = "source"
+    answer = ask(here, stopped)
+    assert (answer.status, answer.edits) == ("patch", recorded.edits)
+    call = next(e for e in answer.transcript if e["event"] == "call")
+    assert call["matched"] == "source" and call["recorded_key"] != call["key"]
+    assert answer.untested == [asking.OTHER_BRIEF]
+    assert "brief, 3 % other times" in str(call["messages"])  # what was asked here, beside what was answered there
+    with pytest.raises(InputError, match="no answer"):
+        ask(replace(here, base_tree="another"), stopped)
+    beyond = ask(replace(here, candidate=1), stopped)
+    assert beyond.status == "nothing" and beyond.reason == "the tape has answers for 1 candidates, this is candidate 1"
 
 
 def test_a_miss_in_replay_is_an_error_and_never_a_call(task: Task) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.common.errors import InputError
-from scripts.propose.llm.tape import Tape, default_mode, key_of, redacted
+from scripts.propose.llm.tape import Tape, default_mode, key_of, redacted, source_key_of
 
 REQUEST = {"provider": "litellm", "model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": None,
            "response_format": None, "parameters": {"temperature": 0.7, "max_tokens": 10}}  # fmt: skip
@@ -61,3 +61,24 @@ def test_replay_is_the_default_in_ci_and_without_a_key() -> None:
     assert default_mode({"CI": "true"}, True) == "replay"
     assert default_mode({}, False) == "replay"
     assert default_mode({"CI": "false"}, True) == "record"
+
+
+def test_an_answer_for_other_measured_values_is_taken_only_when_asked_for(tmp_path: Path) -> None:
+    context = {"tree": "t", "finding": "f", "family": "", "turn": 0}
+    other = {**REQUEST, "messages": [{"role": "user", "content": "hi, 4.1 s"}]}
+    here = {**REQUEST, "messages": [{"role": "user", "content": "hi, 2.9 s"}]}
+    told = {"request": other, "sample": 0, "source_key": source_key_of(other, 0, context)}
+    stored = Tape(tmp_path, "record").record(key_of(other, 0), told)
+    wanted = source_key_of(here, 0, context)
+    assert Tape(tmp_path, "replay", "source").play(key_of(here, 0), wanted) == stored
+    with pytest.raises(InputError, match=r"llm\.match: source"):
+        Tape(tmp_path, "replay").play(key_of(here, 0), wanted)
+    assert Tape(tmp_path, "record", "source").play(key_of(here, 0), wanted) is None  # who may ask, asks
+    for change in ({"tree": "u"}, {"finding": "g"}, {"family": "x"}, {"turn": 1}):
+        with pytest.raises(InputError, match="no answer"):
+            Tape(tmp_path, "replay", "source").play(key_of(here, 0), source_key_of(here, 0, {**context, **change}))
+    for wrong in (source_key_of(here, 1, context), source_key_of({**here, "prompt_hash": "p"}, 0, context)):
+        with pytest.raises(InputError, match="no answer"):
+            Tape(tmp_path, "replay", "source").play(key_of(here, 0), wrong)
+    with pytest.raises(InputError, match="request or source"):
+        Tape(tmp_path, "replay", "roughly")

@@ -39,10 +39,16 @@ SOURCE_CHARACTERS = 60_000
 
 TIMEOUT_S = 300.0
 
+OTHER_BRIEF = "the answer was recorded for the same source with other measured values (llm.match: source)"
+
 
 def propose(task: Task, provider: Provider | None = None) -> Answer:
     """One structured answer of the task's model, or of the tape that the proposer names."""
     model, tape = _model_and_tape(task, task.spec.get("llm") or {})
+    if task.proposer.startswith("replay:"):
+        samples = 1 + max(entry["sample"] for entry in tape.entries())
+        if task.candidate >= samples:
+            return Answer(reason=f"the tape has answers for {samples} candidates, this is candidate {task.candidate}")
     settings = {**(task.spec.get("llm") or {}), **recorded_settings(tape)}
     task = replace(task, spec={**task.spec, "llm": settings})
     client = Client(
@@ -52,6 +58,7 @@ def propose(task: Task, provider: Provider | None = None) -> Answer:
         slots=_store("slots"),
         timeout_s=float(settings.get("timeout_s") or TIMEOUT_S),
         label=settings.get("label"),
+        context={"tree": task.base_tree, "finding": (_finding(task) or {}).get("id"), "family": _family(task)},
     )
     result = Answer(model=model, prompt_hash=prompt_hash(), transcript=client.transcript)
     client.transcript.append(
@@ -73,6 +80,8 @@ def propose(task: Task, provider: Provider | None = None) -> Answer:
             _single(task, client, model, result)
     except NotMeasured as reason:
         result.status, result.reason = "not_measured", str(reason)
+    if client.by_source:
+        result.untested = [*result.untested, OTHER_BRIEF]
     result.usage = client.spent.document()
     return result
 
@@ -102,26 +111,23 @@ def limits(task: Task, model: str) -> dict[str, Mapping[str, float | None]]:
 
 def _model_and_tape(task: Task, settings: Mapping[str, Any]) -> tuple[str, Tape]:
     kind, _, place = task.proposer.partition(":")
+    match = settings.get("match") or "request"
     if kind == "replay" and place:
         folder = Path(place)
         if not folder.is_dir():
             raise InputError(f"proposer {task.proposer}: no such folder; should hold recorded answers")
-        return _recorded_model(folder), Tape(folder, "replay")
+        tape = Tape(folder, "replay", match)
+        return _recorded_model(tape), tape
     mode = settings.get("record") or default_mode(os.environ, _has_key(task.proposer, settings))
-    return task.proposer, Tape(Path(settings.get("tape") or _store("tape")), mode)
+    return task.proposer, Tape(Path(settings.get("tape") or _store("tape")), mode, match)
 
 
-def _recorded_model(folder: Path) -> str:
+def _recorded_model(tape: Tape) -> str:
     """The model whose answers a tape holds."""
-    found = set()
-    for path in sorted(folder.glob("*.json")):
-        entry = json.loads(path.read_text(encoding="utf-8"))
-        if entry.get("schema") == "wholejob/tape@1":
-            found.add(entry["request"]["model"])
+    found = {entry["request"]["model"] for entry in tape.entries()}
     if len(found) != 1:
-        raise InputError(
-            f"replay:{folder}: should hold the answers of one model, has those of {', '.join(sorted(found)) or 'none'}"
-        )
+        listed = ", ".join(sorted(found)) or "none"
+        raise InputError(f"replay:{tape.folder}: should hold the answers of one model, has those of {listed}")
     return str(found.pop())
 
 
@@ -180,7 +186,8 @@ def accept(task: Task, result: Answer, value: Mapping[str, Any], edits: dict[str
     outside = out_of_scope(task, edits)
     if outside:
         result.transcript.append({"event": "out_of_scope", "paths": outside})
-    known = {finding["id"]: finding for finding in task.findings}
+    assigned = _finding(task)
+    known = {finding["id"]: finding for finding in [*([assigned] if assigned else []), *task.findings]}
     used = [name for name in value["findings_used"] if name in known]
     ceiling = gain(known[used[0]]) if used else None
     result.status, result.edits = "patch", edits
@@ -276,10 +283,14 @@ def first_messages(task: Task, agent: bool) -> list[dict[str, Any]]:
 
 
 def _finding(task: Task) -> dict[str, Any] | None:
-    """Candidate c gets the c-th finding that points at editable source, in turn; a setting can fix which one."""
+    """Candidate c gets the c-th finding that points at editable source, in turn; a setting can fix which one.
+
+    A fixed one that was not found here is asked about all the same: without evidence, without a ceiling.
+    """
     fixed = (task.spec.get("llm") or {}).get("finding")
     if fixed:
-        return next((finding for finding in task.findings if finding["id"] == fixed), None)
+        unfound = {"id": fixed, "title": fixed.replace("_", " "), "anchors": [], "ceiling": None}
+        return next((finding for finding in task.findings if finding["id"] == fixed), unfound)
     usable = [
         f for f in task.findings if any(editable(a.get("path") or "", task.spec) for a in f.get("anchors") or [])
     ] or task.findings
@@ -320,6 +331,8 @@ def _region(task: Task) -> tuple[str, str]:
     finding = _finding(task)
     if finding is None:
         raise NotMeasured("no finding to work on")
+    if any(finding["id"] in attempt.proposal.get("findings_used", ()) for attempt in task.history):
+        raise NotMeasured(f"{finding['id']} was answered in an earlier round, and the request would be the same")
     for name in fixes_for(finding["id"]):
         try:
             edits = fixes()[name].fix(task.tree, finding, task.spec)

@@ -17,7 +17,7 @@ from typing import Any
 
 from scripts.propose.llm.budget import BudgetError, Ledger, Reservation
 from scripts.propose.llm.provider import Provider, ProviderError, Reply, slot
-from scripts.propose.llm.tape import Tape, key_of, redacted
+from scripts.propose.llm.tape import Tape, key_of, redacted, source_key_of
 
 ATTEMPTS = 4
 FIRST_WAIT_S = 1.0
@@ -69,6 +69,10 @@ class Client:
     timeout_s: float = 300.0
     attempts: int = ATTEMPTS
     label: str | None = None
+    context: dict[str, Any] = field(default_factory=dict)
+    """What the messages were made for: the tree, the finding, the kind of change."""
+    by_source: bool = False
+    """Whether an answer was taken that was recorded with other messages."""
     sleep: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = random.random
     spent: Spent = field(default_factory=Spent)
@@ -76,23 +80,27 @@ class Client:
 
     def ask(self, request: dict[str, Any], sample: int) -> dict[str, Any]:
         """The raw response to a request. Raises NotMeasured, and InputError on a tape's miss in replay."""
-        key = key_of(request, sample)
-        entry = self.tape.play(key)
+        key, context = key_of(request, sample), {**self.context, "turn": self.spent.calls}
+        source_key = source_key_of(request, sample, context)
+        entry = self.tape.play(key, source_key)
         if entry is None:
-            entry = self.tape.record(key, self._live(request, sample))
+            told = {**self._live(request, sample), "context": context, "source_key": source_key}
+            entry = self.tape.record(key, told)
         self.spent.add(entry["usage"])
-        self.transcript.append(
-            {
-                "event": "call",
-                "key": key,
-                "model": request["model"],
-                "sample": sample,
-                "attempts": entry["attempts"],
-                "usage": entry["usage"],
-                "messages": redacted(request["messages"]),
-                "response": entry["response"],
-            }
-        )
+        said = {
+            "event": "call",
+            "key": key,
+            "model": request["model"],
+            "sample": sample,
+            "attempts": entry["attempts"],
+            "usage": entry["usage"],
+            "messages": redacted(request["messages"]),
+            "response": entry["response"],
+        }
+        if entry["key"] != key:
+            self.by_source = True
+            said |= {"matched": "source", "recorded_key": entry["key"], "recorded": entry["recorded"]}
+        self.transcript.append(said)
         return dict(entry["response"])
 
     def _live(self, request: dict[str, Any], sample: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,28 +56,58 @@ def _redacted(value: Any, secrets: list[str]) -> Any:
     return value
 
 
-class Tape:
-    """A folder of recorded answers. `mode`: replay (a miss is an error), record (a miss asks) or live (always asks)."""
+def source_key_of(request: Mapping[str, Any], sample: int, context: Mapping[str, Any]) -> str:
+    """SHA-256 of a request without its messages, and of the source, finding and turn that they were made for.
 
-    def __init__(self, folder: Path, mode: str) -> None:
+    Messages hold measured values, which no two machines share; this is what an answer depends on besides them.
+    """
+    rest = {name: value for name, value in request.items() if name != "messages"}
+    return sha256_bytes(canonical_json({**rest, "sample": sample, "context": dict(context)}))
+
+
+class Tape:
+    """A folder of recorded answers. `mode`: replay (a miss is an error), record (a miss asks) or live (always asks).
+
+    With `match="source"` a replay that has no answer to the very request takes the one that was recorded for the same
+    source, finding, prompts and parameters; the caller says so.
+    """
+
+    def __init__(self, folder: Path, mode: str, match: str = "request") -> None:
         if mode not in ("replay", "record", "live"):
             raise InputError(f"llm.record: {mode!r} is none; should be replay, record or live")
-        self.folder, self.mode = folder, mode
+        if match not in ("request", "source"):
+            raise InputError(f"llm.match: {match!r} is none; should be request or source")
+        self.folder, self.mode, self.match = folder, mode, match
 
     def path(self, key: str) -> Path:
         """The file of a key."""
         return self.folder / f"{key}.json"
 
-    def play(self, key: str) -> dict[str, Any] | None:
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Every recorded answer, by name of its file. Raises InputError for a torn one."""
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                entry = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise InputError(f"{path}: not JSON ({error}); delete it and record again") from None
+            if entry.get("schema") == "wholejob/tape@1":
+                yield dict(entry)
+
+    def play(self, key: str, source_key: str | None = None) -> dict[str, Any] | None:
         """The recorded answer, or None where the mode lets us ask. Raises InputError on a miss in replay."""
         if self.mode == "live":
             return None
         path = self.path(key)
         if not path.is_file():
             if self.mode == "replay":
+                if self.match == "source" and source_key is not None:
+                    found = [entry for entry in self.entries() if entry.get("source_key") == source_key]
+                    if found:
+                        return found[0]
                 raise InputError(
                     f"{self.folder}: no answer {key[:16]}... is recorded for this request; "
-                    "set llm.record to record (and give a key) to ask, or give the tape that belongs to these inputs"
+                    "set llm.record to record (and give a key) to ask, give the tape that belongs to these inputs, "
+                    "or with llm.match: source accept an answer that was recorded with other measured values"
                 )
             return None
         try:
