@@ -30,10 +30,14 @@ class Pair:
 def propose(task: Task) -> Answer:
     """The candidate-th best applicable pair that has not been tried; `nothing` when there is no such pair."""
     transcript: list[dict[str, Any]] = []
-    left = [pair for pair in ranked(task, transcript) if not _done(task, pair, transcript)]
+    pairs = ranked(task, transcript)
+    worth, too_small = _worth_a_trial(task, pairs, transcript)
+    left = [pair for pair in worth if not _done(task, pair, transcript)]
     answer = Answer(transcript=transcript)
     if task.candidate >= len(left):
         answer.reason = f"{len(left)} applicable fixes are left, this is candidate {task.candidate}"
+        if too_small:
+            answer.reason += f"; not proposed: {', '.join(too_small)} (ceiling below min_effect)"
         return answer
     pair = left[task.candidate]
     answer.status = "patch"
@@ -79,6 +83,34 @@ def ranked(task: Task, transcript: list[dict[str, Any]]) -> list[Pair]:
             pairs.append(Pair(finding, name, fix, edits, worth))
     pairs.sort(key=lambda pair: -pair.worth)
     return list(_once(pairs))
+
+
+def _worth_a_trial(task: Task, pairs: list[Pair], transcript: list[dict[str, Any]]) -> tuple[list[Pair], list[str]]:
+    """The pairs that could make a difference that counts, and the names of the fixes of the others.
+
+    A ceiling is the most that the whole job can gain: below `measure.min_effect` no race can end with `faster`. An
+    unknown ceiling is no small one.
+    """
+    smallest = float((task.spec.get("measure") or {}).get("min_effect") or 0.0)
+    worth: list[Pair] = []
+    too_small = []
+    for pair in pairs:
+        fraction = (pair.finding.get("ceiling") or {}).get("fraction")
+        if fraction is None or fraction >= smallest:
+            worth.append(pair)
+            continue
+        too_small.append(pair.name)
+        transcript.append(
+            {
+                "event": "not_proposed",
+                "finding": pair.finding["id"],
+                "fix": pair.name,
+                "ceiling": fraction,
+                "min_effect": smallest,
+                "reason": "ceiling below min_effect",
+            }
+        )
+    return worth, too_small
 
 
 def _distance(task: Task, finding: dict[str, Any], edits: dict[str, str]) -> int:

@@ -81,6 +81,24 @@ def test_the_expected_gain_is_the_ceiling(task: Task) -> None:
     assert program.propose(with_(task, findings=unknown)).expected_gain is None
 
 
+def test_what_cannot_make_a_difference_that_counts_is_not_proposed(task: Task) -> None:
+    """No race of a change whose ceiling lies below the smallest effect that matters can end with `faster`."""
+    spec = {**SPEC, "measure": {**SPEC["measure"], "min_effect": 0.07}}  # type: ignore[dict-item]
+    order = fixes_of(with_(task, spec=spec))
+    assert "fused_optimizer" in order and "inference_mode" not in order
+    answer = program.propose(with_(task, spec=spec, candidate=50))
+    assert answer.status == "nothing" and answer.reason
+    assert answer.reason.endswith("not proposed: inference_mode (ceiling below min_effect)")
+    said = [entry for entry in answer.transcript if entry["event"] == "not_proposed"]
+    assert [(e["finding"], e["fix"], e["ceiling"], e["min_effect"]) for e in said] == [
+        ("gradients_in_evaluation", "inference_mode", 0.05, 0.07)
+    ]
+    at_the_limit = {**SPEC, "measure": {**SPEC["measure"], "min_effect": 0.05}}  # type: ignore[dict-item]
+    assert "inference_mode" in fixes_of(with_(task, spec=at_the_limit))
+    unknown = [finding("attention_handwritten", None, "model.py")]  # unknown is not small
+    assert program.propose(with_(task, findings=unknown, spec=spec)).fix == "sdpa"
+
+
 def test_what_was_tried_is_not_tried_again_but_an_unused_winner_is(task: Task) -> None:
     history = [
         attempt("sdpa", "faster"),
