@@ -183,6 +183,27 @@ def verdict_of(found: Estimate, min_effect: float) -> str:
     return "slower" if found.high < 1 else "inconclusive"
 
 
+def prospect(log_ratios: Sequence[float], plan: tuple[int, ...], alpha: float, min_effect: float) -> float:
+    """Chance that the last look of `plan` decides a race, judged from the pairs so far; 0 to 1.
+
+    Predictive power (Spiegelhalter, Freedman & Blackburn 1986) under a normal approximation: the estimate at the end
+    scatters around today's, and the interval there has the width of that look's own level. Stopping where it is low
+    never adds a false answer, as the looks spend `alpha` whether they are taken or not.
+    """
+    normal = plain.NormalDist()
+    values = np.asarray(log_ratios, dtype=float)
+    n, end = len(values), plan[-1]
+    middle = float(np.median(walsh(values)))
+    spread = max(float(np.median(np.abs(values - middle))) / 0.6745, 1e-6) * math.sqrt(math.pi / 3)
+    level = tail(end, boundaries(plan, alpha)[-1])
+    half = normal.inv_cdf(1 - level / 2) * spread / math.sqrt(end) if level > 0 else math.inf
+    moves = spread * math.sqrt(max(1 / n - 1 / end, 1e-12))
+    faster, slower = 1 - normal.cdf((half - middle) / moves), normal.cdf((-half - middle) / moves)
+    room = math.log1p(min_effect) - half
+    same = normal.cdf((room - middle) / moves) - normal.cdf((-room - middle) / moves) if room > 0 else 0.0
+    return min(1.0, faster + slower + same)
+
+
 def look(
     log_ratios: dict[str, Sequence[float]], plan: tuple[int, ...], number: int, alpha: float, min_effect: float,
     *, tests: int, rejected: int,

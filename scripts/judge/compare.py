@@ -59,6 +59,7 @@ def judge(
             [f / "out" for f in own],
             folder / "out",
             spec["parity"].get("outputs", "values"),
+            held_out=seed != visible,
         )
         files["compared"] += len(names)
         for answer in ("differing", "undecided"):

@@ -15,11 +15,12 @@ from typing import Any
 
 from scripts.common.errors import run
 from scripts.common.files import read_json, write_json
-from scripts.common.statistics import look, planned_looks
+from scripts.common.statistics import look, planned_looks, prospect
 from scripts.judge.decomposition import describe
 from scripts.judge.session import BASE, Session, require_ok, write_rows
 
 SCHEMA = "wholejob/race@1"
+FUTILE = 0.1  # chance of an answer below which more pairs are not worth their time
 Row = dict[str, Any]
 Measure = Callable[[int, Sequence[str]], dict[str, Row]]
 
@@ -31,7 +32,8 @@ def confirm(
 
     `measure(block, arms)` runs the arms once and returns their rows. Returns for each name `status` (ok | failed),
     `answer` (faster | slower | no_difference | inconclusive), `estimate`, `looks`. The probability that any of them
-    gets a false `faster` or `slower` is at most `alpha`, looks and number of candidates included.
+    gets a false `faster` or `slower` is at most `alpha`, looks and number of candidates included. A candidate whose
+    chance of an answer falls below `FUTILE` stays `inconclusive` and leaves the race (`futile`: that chance).
     """
     plan = planned_looks(alpha, pairs, max(1, len(names)))
     found: dict[str, dict[str, Any]] = {name: {"status": "ok", "reason": None, "looks": []} for name in names}
@@ -67,6 +69,11 @@ def confirm(
             rejected += answer in ("faster", "slower")
             if answer != "inconclusive":
                 racing.remove(name)
+            elif number + 1 < len(plan):
+                chance = prospect(ratios[name], plan, alpha / len(names), min_effect)
+                if chance < FUTILE:
+                    found[name]["futile"] = round(chance, 4)
+                    racing.remove(name)
         if not racing:
             break
     return found

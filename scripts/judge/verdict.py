@@ -216,7 +216,8 @@ def _race_reason(arm: dict[str, Any] | None) -> str | None:
         if estimate["low"] is None:
             return f"{estimate['pairs']} pairs cannot decide at this alpha"
         span = f"{estimate['low']:.3f} to {estimate['high']:.3f}"
-        return f"{estimate['pairs']} pairs leave {span}: neither clear nor negligible"
+        given_up = f"; given up, as more would decide with a chance of {arm['futile']:.0%}" if "futile" in arm else ""
+        return f"{estimate['pairs']} pairs leave {span}: neither clear nor negligible{given_up}"
     return None
 
 

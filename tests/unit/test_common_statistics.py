@@ -155,3 +155,29 @@ def test_resolvable_gain_shrinks_with_pairs_and_grows_with_noise():
     rng = np.random.default_rng(4)
     quiet, loud = rng.normal(0, 0.02, 12), rng.normal(0, 0.08, 12)
     assert exact.resolvable(quiet, 24, 0.05) < exact.resolvable(quiet, 6, 0.05) < exact.resolvable(loud, 6, 0.05)
+
+
+def test_prospect_follows_what_the_remaining_pairs_can_still_decide():
+    rng = np.random.default_rng(0)
+    plan = exact.planned_looks(0.05, 24)
+
+    def chance(effect, spread):
+        return exact.prospect(rng.normal(effect, spread, 10), plan, 0.05, 0.02)
+
+    assert chance(0.1, 0.02) > 0.99  # a clear gain
+    assert chance(0.0, 0.005) > 0.9  # clearly negligible
+    assert chance(0.0, 0.2) < 0.2  # neither, and never will be
+    assert exact.prospect([0.0] * 6, (6,), 0.05, 0.02) <= 1
+
+
+def test_prospect_is_what_happens():
+    """Averaged over effects of every size the chance is the share that the last look decides."""
+    rng = np.random.default_rng(1)
+    plan = exact.planned_looks(0.05, 24)
+    cutoff = exact.boundaries(plan, 0.05)[-1]
+    said, came = [], []
+    for _ in range(1500):
+        logs = rng.normal(rng.uniform(-0.1, 0.1), 0.03, 24)
+        said.append(exact.prospect(logs[:10], plan, 0.05, 0.0))
+        came.append(exact.verdict_of(exact.estimate(logs, cutoff), 0.0) != "inconclusive")
+    assert abs(np.mean(said) - np.mean(came)) < 0.06

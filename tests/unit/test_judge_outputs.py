@@ -1,5 +1,6 @@
 """Declared outputs: equal within what unmodified runs differ, and nothing of them executed."""
 
+import io
 import json
 import pickle
 import zipfile
@@ -24,12 +25,12 @@ def folders(tmp_path):
     return write
 
 
-def compared(folders, name, base, others, candidate, *, how="values"):
+def compared(folders, name, base, others, candidate, *, how="values", held_out=False):
     """The single answer for one file."""
     one = folders("base", name, base)
     spread = [one, *(folders(f"other{i}", name, other) for i, other in enumerate(others))]
     two = folders("candidate", name, candidate)
-    found = outputs.compare([name], one, spread, two, how)
+    found = outputs.compare([name], one, spread, two, how, held_out=held_out)
     return next((answer, found[answer][0]["why"]) for answer in found if found[answer])
 
 
@@ -44,6 +45,31 @@ def test_numbers_within_ten_times_the_own_spread_agree_and_beyond_differ(folders
     assert answer == "differing" and "loss: apart by" in why
     assert compared(folders, "r.json", base, [base], result(2.00001))[0] == "same"  # float32 rounding
     assert compared(folders, "r.json", base, [base], result(2.001))[0] == "differing"
+
+
+def test_a_held_out_seed_is_allowed_ten_times_as_much_since_its_spread_is_another(folders):
+    base, others = result(2.0), [result(2.0002)]
+    assert compared(folders, "r.json", base, others, result(2.01), held_out=True)[0] == "same"
+    assert compared(folders, "r.json", base, others, result(2.03), held_out=True)[0] == "differing"
+
+
+def test_one_element_may_leave_where_the_whole_array_may_not(folders):
+    weights = np.linspace(-1, 1, 1000)
+
+    def saved(values):
+        file = io.BytesIO()
+        np.save(file, values)
+        return file.getvalue()
+
+    one, all_of_them = weights.copy(), weights * (1 + 2e-4)
+    one[500] += 2e-4
+    for others in ([saved(weights)], [saved(weights * (1 + 1e-5))]):
+        assert compared(folders, "w.npy", saved(weights), others, saved(all_of_them))[0] == "differing"
+    spread = [saved(weights * (1 + 1e-5))]
+    assert compared(folders, "w.npy", saved(weights), spread, saved(one))[0] == "same"
+    one[500] = 1.0
+    answer, _ = compared(folders, "w.npy", saved(weights), spread, saved(one))
+    assert answer == "differing"
 
 
 def test_clocks_may_differ_and_keys_may_not(folders):
@@ -73,7 +99,8 @@ def test_missing_file_bytes_and_unknown_formats(folders):
     folders("candidate", "other", "x")
     assert outputs.compare(["a.bin2"], one, [one], one.parent / "candidate", "exists")["differing"]
     assert compared(folders, "a.png", "x", ["x"], "y")[0] == "undecided"
-    assert compared(folders, "a.png", "x", ["z"], "y")[0] == "same"
+    answer, why = compared(folders, "a.png", "x", ["z"], "y")
+    assert answer == "undecided" and "not read" in why
     assert compared(folders, "a.json", result(2.0), [], result(2.0000001), how="bytes")[0] == "differing"
     assert compared(folders, "a.json", result(2.0), [], "{torn")[0] == "differing"
 

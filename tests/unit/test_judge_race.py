@@ -45,19 +45,26 @@ def test_clear_gain_is_decided_by_six_pairs_and_equality_by_no_more_than_needed(
     assert slow["answer"] == "slower"
 
 
-def test_too_much_noise_is_inconclusive_after_the_last_pair():
+def test_too_much_noise_is_given_up_when_more_pairs_would_hardly_decide():
     measure = simulated({"c0": 1.01}, noise=0.2)
     found = race.confirm(measure, ["c0"], **SETTINGS)["c0"]
     assert found["answer"] == "inconclusive"
-    assert measure.count["c0"] == 16
-    assert [look["pairs"] for look in found["looks"]] == [6, 10, 16]
+    assert found["futile"] < race.FUTILE
+    assert measure.count["c0"] < 16
+    assert [look["pairs"] for look in found["looks"]] == [6, 10, 16][: len(found["looks"])]
+
+
+def test_what_the_remaining_pairs_may_decide_is_raced_to_the_end():
+    measure = simulated({"c0": 1.03}, noise=0.03, seed=3)
+    found = race.confirm(measure, ["c0"], **SETTINGS)["c0"]
+    assert "futile" not in found and len(found["looks"]) > 1
 
 
 def test_decided_candidates_stop_and_the_baseline_is_shared():
     measure = simulated({"c0": 3.0, "c1": 1.01}, noise=0.1, seed=1)
     race.confirm(measure, ["c0", "c1"], **SETTINGS)
     assert measure.count["c0"] == 7
-    assert measure.count["c1"] == measure.count[BASE] == 16
+    assert measure.count["c1"] == measure.count[BASE] > 7
 
 
 def test_candidate_that_crashes_while_timed_is_out_and_the_other_goes_on():
