@@ -163,21 +163,34 @@ def _marks(timed: timing.Timing, marks: list[float]) -> None:
 
 
 def _imports(folders: list[Path]) -> dict[str, float]:
-    """Seconds in imports and until torch was imported, of the first run whose step marks say so; unprofiled runs
-    come first."""
+    """Seconds in imports, until torch was imported, in the driver's start of the device, and from the first activity to
+    the end of the first step, of the first run whose step marks say so; unprofiled runs come first."""
     for folder in folders:
         marks = folder / "records" / "steps.jsonl"
         if not marks.is_file():
             continue
-        head = json.loads((marks.read_text(encoding="utf-8").splitlines() or ["{}"])[0])
+        lines = marks.read_text(encoding="utf-8").splitlines() or ["{}"]
+        head = json.loads(lines[0])
         found = {}
         if head.get("imports_ns") is not None:
             found["import_s"] = head["imports_ns"] / 1e9
         if head.get("torch_imported_ns") and head.get("process_start_ns") is not None:
             found["torch_s"] = (head["torch_imported_ns"] - head["process_start_ns"]) / 1e9
+        if head.get("device_init_ns"):
+            found["device_init_s"] = head["device_init_ns"] / 1e9
+        first = next(filter(None, (_first_mark(line) for line in lines[1:2])), None)
+        if head.get("first_activity_ns") and first is not None:
+            found["warm_up_s"] = max(0.0, (first - head["first_activity_ns"]) / 1e9)
         if found:
             return found
     return {}
+
+
+def _first_mark(line: str) -> int | None:
+    try:
+        return json.loads(line).get("end_ns")
+    except ValueError:  # a torn line
+        return None
 
 
 def _records(folder: Path) -> dict[str, Any]:

@@ -76,6 +76,9 @@ SWITCHES = {
     "set_default_dtype",
     "set_num_threads",
 }
+RANK_TEST = re.compile(
+    r"\b(local_|global_)?rank\b\s*(==|!=|<|>)|is_(global_zero|main_process|local_main_process)\b", re.I
+)
 COLLECTIVES = {
     "all_reduce",
     "all_gather",
@@ -240,6 +243,8 @@ class _Reader(ast.NodeVisitor):
     def visit_If(self, node: ast.If) -> None:
         modulo = any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(node.test))
         self.branch_sites(node.test)
+        if RANK_TEST.search(ast.unparse(node.test)):
+            self.add("rank_guard", node, "if")
         self.visit(node.test)
         self.guards += [ast.unparse(node.test)] if modulo else []
         for child in node.body:

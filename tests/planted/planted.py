@@ -1,10 +1,14 @@
 """Planted jobs: each file of `jobs/` is a job with one fault and, line for line, the same job without it.
 
+    # planted: gpu or cpu, ranks 2, window 5:21, inference, wall
     # fault {          lines of the faulty job
+    #$ NAME=value      a variable of the environment, of the arm whose lines hold it
     # } clean {        lines of the clean twin, each behind `#:`
     # }
 
-Both arms keep the line numbers, so that a finding's anchor can be checked against the fault's own lines.
+The second line is there where the job differs from the usual: training on the CPU in one process, steps 4 to 9
+profiled, gains in CPU seconds (of several processes, threads and devices in wall time). Both arms keep the line
+numbers, so that a finding's anchor can be checked against the fault's own lines.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,13 +29,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 JOBS = HERE / "jobs"
-WINDOWS = {
-    "kv_cache_missed": (4, 26),
-    "batch_too_small": (40, 80),
-    "new_shapes_slow_steps": (5, 21),
-    "loader_bound": (5, 10),
-}
-"""Steps to profile; a generation needs a whole request, shapes a dozen of them."""
+HEAD = "# planted: "
+VARIABLE = "#$ "
 
 
 @dataclass
@@ -41,21 +41,35 @@ class Planted:
     fault: str
     clean: str
     fault_lines: set[int] = field(default_factory=set)
+    gpu: bool = False
+    cpu: bool = True
+    ranks: int = 1
+    window: tuple[int, int] = (4, 9)
+    kind: str = "training"
+    wall: bool = False
+
+    def variables(self, arm: str) -> dict[str, str]:
+        """Variables of the environment that an arm's lines set."""
+        lines = [line.strip() for line in self.arm(arm).splitlines()]
+        pairs = (line.removeprefix(VARIABLE).split("=", 1) for line in lines if line.startswith(VARIABLE))
+        return dict(pairs)
 
     def arm(self, name: str) -> str:
         """The text of `fault` or `clean`."""
         return self.fault if name == "fault" else self.clean
 
 
-def names() -> list[str]:
-    """Names of the planted jobs, each the id of the finding that it should give."""
-    return sorted(path.stem for path in JOBS.glob("*.job"))
+def names(device: str | None = None) -> list[str]:
+    """Names of the planted jobs, each the id of the finding that it should give; of those for `cpu` or `gpu`."""
+    every = sorted(path.stem for path in JOBS.glob("*.job"))
+    return [name for name in every if device is None or getattr(read(name), device)]
 
 
 def read(name: str) -> Planted:
     """The two arms of a planted job."""
     fault, clean, lines, mode = [], [], set(), "both"
-    for number, line in enumerate((JOBS / f"{name}.job").read_text(encoding="utf-8").splitlines(), 1):
+    text = (JOBS / f"{name}.job").read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(text, 1):
         if line in ("# fault {", "# } clean {", "# }"):
             mode = {"# fault {": "fault", "# } clean {": "clean", "# }": "both"}[line]
             fault.append("")
@@ -70,7 +84,43 @@ def read(name: str) -> Planted:
         else:
             fault.append("")
             clean.append(line.removeprefix("#:"))
-    return Planted(name, "\n".join(fault) + "\n", "\n".join(clean) + "\n", lines)
+    job = Planted(name, "\n".join(fault) + "\n", "\n".join(clean) + "\n", lines)
+    head = text[1].removeprefix(HEAD) if text[1].startswith(HEAD) else ""
+    for word in filter(None, (part.strip() for part in head.split(","))):
+        key, _, value = word.partition(" ")
+        if word in ("gpu", "gpu or cpu"):
+            job.gpu, job.cpu = True, word != "gpu"
+        elif key == "ranks":
+            job.ranks = int(value)
+        elif key == "window":
+            first, _, last = value.partition(":")
+            job.window = (int(first), int(last))
+        elif key == "inference":
+            job.kind = "inference"
+        elif key == "wall":
+            job.wall = True
+        else:
+            raise ValueError(f"{name}.job:2: {word} is none of gpu, gpu or cpu, ranks N, window A:B, inference, wall")
+    return job
+
+
+def record_arguments(name: str, arm: str, folder: Path, *, plain: bool, cpu_clock: bool) -> list[str]:
+    """Write an arm's source to `folder`/<arm>-tree; the arguments of record.py that run it, up to the job's own."""
+    job = read(name)
+    tree = folder / f"{arm}-tree"
+    tree.mkdir(parents=True, exist_ok=True)
+    (tree / "job.py").write_text(job.arm(arm), encoding="utf-8")
+    first, last = job.window
+    found = ["--window", f"{first}:{last}", "--ranks", str(job.ranks)]
+    found += ["--plain"] if plain else []
+    found += ["--cpu-clock"] if plain and cpu_clock and job.ranks == 1 and not job.wall else []
+    return [*found, "--", str(tree / "job.py")]
+
+
+def seconds(name: str, run: dict[str, Any]) -> float:
+    """What a run on the CPU cost: CPU seconds, which other work disturbs little, or wall time where they say nothing."""
+    job = read(name)
+    return float(run["wall_s"] if job.wall or job.ranks > 1 else run["cpu_user_s"] + run["cpu_system_s"])
 
 
 def fault_lines(name: str) -> set[int]:
@@ -90,20 +140,15 @@ def launch(
     name: str, arm: str, folder: Path, *, plain: bool, reuse: bool = False, arguments: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Run an arm in `folder`/<arm>-tree under the recorder; returns its run.json. Raises where the job fails."""
-    tree = folder / f"{arm}-tree"
-    tree.mkdir(parents=True, exist_ok=True)
-    job = tree / "job.py"
-    job.write_text(read(name).arm(arm), encoding="utf-8")
     out = folder / (f"{arm}-plain" if plain else f"{arm}-profiled")
     kept = out / "run.json"
     if reuse and kept.is_file():
         return dict(json.loads(kept.read_text(encoding="utf-8")))
-    first, last = WINDOWS.get(name, (4, 9))
-    command = [sys.executable, str(HERE / "record.py"), "--out", str(out), "--window", f"{first}:{last}"]
-    command += ["--plain", "--cpu-clock"] if plain else []
+    command = [sys.executable, str(HERE / "record.py"), "--out", str(out)]
+    command += record_arguments(name, arm, folder, plain=plain, cpu_clock=True)
     done = subprocess.run(
-        [*command, "--", str(job), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        [*command, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **read(name).variables(arm)},
         capture_output=True,
         text=True,
         check=False,
@@ -113,11 +158,27 @@ def launch(
     return json.loads((out / "run.json").read_text(encoding="utf-8"))
 
 
-def diagnose(name: str, arm: str, folder: Path, *, summarise: bool) -> dict[str, Any]:
-    """Findings of a profiled arm with its plain run as the baseline, through the programs of the pipeline."""
+def diagnose(name: str, arm: str, folder: Path, *, summarise: bool = True, runs: Sequence[Path] = ()) -> dict[str, Any]:
+    """Findings of a profiled arm with its plain runs as the baseline, through the programs of the pipeline."""
+    job = read(name)
+    variables, at = job.variables(arm), runs or [folder / f"{arm}-plain" / "run.json"]
+    return findings(name, arm, folder, kind=job.kind, runs=at, variables=variables, summarise=summarise)
+
+
+def findings(
+    name: str,
+    arm: str,
+    folder: Path,
+    *,
+    kind: str,
+    runs: Sequence[Path],
+    variables: dict[str, str] | None = None,
+    summarise: bool = True,
+) -> dict[str, Any]:
+    """Findings of `folder`/<arm>-profiled with the source in <arm>-tree, through the programs of the pipeline."""
     profiled, tree = folder / f"{arm}-profiled", folder / f"{arm}-tree"
-    spec = folder / "spec.json"
-    kind = "inference" if name in ("kv_cache_missed", "batch_too_small") else "training"
+    spec = folder / f"{arm}-spec.json"
+    traces = sorted(str(path) for path in profiled.glob("trace*.json.gz"))
     spec.write_text(
         json.dumps(
             {
@@ -126,11 +187,12 @@ def diagnose(name: str, arm: str, folder: Path, *, summarise: bool) -> dict[str,
                 "workload": name,
                 "kind": kind,
                 "title": name,
+                "environment": {"variables": variables or {}},
                 "measure": {"horizon": {"steps": None}},
             }
         )
     )
-    program("scripts.trace.parse", str(profiled / "trace.json.gz"), "-o", str(profiled))
+    program("scripts.trace.parse", *traces, "-o", str(profiled))
     if summarise:
         program("scripts.trace.summarise", str(profiled), "-o", str(profiled / "views"))
     program(
@@ -155,7 +217,7 @@ def diagnose(name: str, arm: str, folder: Path, *, summarise: bool) -> dict[str,
         "--run",
         str(profiled),
         "--runs",
-        str(folder / f"{arm}-plain" / "run.json"),
+        *map(str, runs),
         "-o",
         str(folder / f"{arm}-findings.json"),
     )

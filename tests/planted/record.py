@@ -1,38 +1,44 @@
 """Run a job under torch.profiler with step marks, with nothing but torch: what the planted jobs and a bare GPU
 machine use.
 
-    python tests/planted/record.py --out DIR [--window 2:5] [--plain] [--cpu-clock] -- job.py ARGS...
+    python tests/planted/record.py --out DIR [--window 2:5] [--plain] [--cpu-clock] [--ranks N] -- job.py ARGS...
+    python tests/planted/record.py --serve
 
 Steps are optimizer steps; in a job without an optimizer, calls of the outermost module. Leaves DIR/trace.json.gz
-(window only),
-DIR/records/steps.jsonl and DIR/run.json in the form of docs/formats.md. `--plain` leaves the trace out: the job's
-own speed.
+(window only), DIR/records/steps.jsonl and DIR/run.json in the form of docs/formats.md. `--plain` leaves the trace out:
+the job's own speed. `--ranks N` starts the job N times with the variables of torchrun; rank r > 0 leaves
+DIR/trace.rank<r>.json.gz alone. `--serve` imports torch once and reads one JSON list of arguments a line from standard
+input: each runs in a fork, a fresh process without the seconds that the import takes, and answers with a line, its
+exit status. Torch has not started a device by then, so that a fork may.
 """
 
 import argparse
-import atexit
 import builtins
 import gzip
 import json
+import os
 import resource
 import runpy
 import shutil
+import signal
+import socket
+import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
-# On a machine shared with others, process CPU time tells what a one-thread job would take alone.
-now = time.process_time_ns if "--cpu-clock" in sys.argv else time.monotonic_ns
-START = now() if now is time.monotonic_ns else 0
+BEGUN = time.monotonic_ns()
 
 
 class Recorder:
-    """Step marks on the host clock and, between two of them, a profiler window."""
+    """Step marks on one clock and, between two of them, a profiler window."""
 
-    def __init__(self, out, window, plain):
-        self.out, self.window, self.plain = Path(out), window, plain
+    def __init__(self, out, window, plain, clock, start):
+        self.out, self.window, self.plain, self.now, self.start = Path(out), window, plain, clock, start
         self.marks, self.begin, self.profiler, self.depth, self.trains = [], None, None, 0, False
-        self.imported, self.batches, self.imports = None, [], 0
+        self.imported, self.first, self.batches, self.imports, self.device_ns = None, None, [], 0, 0
+        self.rank = int(os.environ.get("RANK", "0"))
         (self.out / "records").mkdir(parents=True, exist_ok=True)
 
     def time_imports(self):
@@ -41,13 +47,13 @@ class Recorder:
 
         def timed(*args, **kwargs):
             depth[0] += 1
-            begin = now()
+            begin = recorder.now()
             try:
                 return importing(*args, **kwargs)
             finally:
                 depth[0] -= 1
                 if depth[0] == 0:
-                    recorder.imports += now() - begin
+                    recorder.imports += recorder.now() - begin
 
         builtins.__import__ = timed
 
@@ -55,7 +61,9 @@ class Recorder:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self.torch, self.imported = torch, now()
+        self.torch, self.imported = torch, self.now()
+        if hasattr(torch._C, "_cuda_init"):
+            torch._C._cuda_init = self.timed_device(torch._C._cuda_init)
         register_optimizer_step_post_hook(lambda *_: self.step(training=True))
         torch.nn.modules.module.register_module_forward_pre_hook(self.enter)
         outer, recorder = torch.nn.Module.__call__, self
@@ -69,6 +77,18 @@ class Recorder:
         if not self.plain:
             torch.nn.Module.__call__ = call
         torch.nn.modules.module.register_module_forward_hook(self.leave, always_call=True)
+
+    def timed_device(self, initialise):
+        """Seconds that the driver takes to start the device: what a job's start-up cannot do without either."""
+
+        def timed():
+            begin = self.now()
+            try:
+                return initialise()
+            finally:
+                self.device_ns += self.now() - begin
+
+        return timed
 
     def batch(self, values):
         """Summaries of integer inputs, as parity records them: enough to see padding."""
@@ -93,6 +113,8 @@ class Recorder:
 
     def enter(self, *_):
         self.depth += 1
+        if self.first is None:
+            self.first = self.now()
 
     def leave(self, *_):
         self.depth -= 1
@@ -102,41 +124,53 @@ class Recorder:
     def step(self, training):
         if training and not self.trains:
             self.trains, self.marks = True, []
-        mark = now()
-        self.marks.append((self.begin or START, mark))
+        mark = self.now()
+        self.marks.append((self.begin or self.start, mark))
         self.begin = mark
         done = len(self.marks)
         if not self.plain and done == self.window[0]:
             activities = [self.torch.profiler.ProfilerActivity.CPU]
             if self.torch.cuda.is_available():
                 activities.append(self.torch.profiler.ProfilerActivity.CUDA)
-            self.profiler = self.torch.profiler.profile(activities=activities, record_shapes=True, with_stack=True)
+            marks = {}
+            if "RANK" in os.environ:  # as parity marks them: gloo's own annotations would hide the main thread else
+                marks["schedule"] = lambda _: self.torch.profiler.ProfilerAction.RECORD
+            self.profiler = self.torch.profiler.profile(
+                activities=activities, record_shapes=True, with_stack=True, **marks
+            )
             self.profiler.start()
-        if self.profiler and done >= self.window[1]:
+        elif self.profiler and done >= self.window[1]:
             self.stop()
+        elif self.profiler and "RANK" in os.environ:
+            self.profiler.step()
 
     def stop(self):
         if self.profiler:
             profiler, self.profiler = self.profiler, None
             profiler.stop()
-            plain = self.out / "trace.json"
+            name = f"trace.rank{self.rank}.json" if self.rank else "trace.json"
+            plain = self.out / name
             profiler.export_chrome_trace(str(plain))
-            with plain.open("rb") as raw, gzip.open(self.out / "trace.json.gz", "wb", compresslevel=1) as packed:
+            with plain.open("rb") as raw, gzip.open(self.out / f"{name}.gz", "wb", compresslevel=6) as packed:
                 shutil.copyfileobj(raw, packed)
             plain.unlink()
-            self.begin = now()
+            self.begin = self.now()
 
     def finish(self):
         self.stop()
-        end = now()
+        end = self.now()
+        if self.rank:
+            return
         with (self.out / "records" / "steps.jsonl").open("w") as file:
             file.write(
                 json.dumps(
                     {
                         "schema": "parity/steps@1",
-                        "process_start_ns": START,
+                        "process_start_ns": self.start,
                         "torch_imported_ns": self.imported,
+                        "first_activity_ns": self.first,
                         "imports_ns": self.imports,
+                        "device_init_ns": self.device_ns,
                     }
                 )
                 + "\n"
@@ -149,10 +183,11 @@ class Recorder:
                     + "\n"
                 )
         with (self.out / "records" / "rank0.jsonl").open("w") as file:
-            for row in [{"schema": "parity/records@1", "torch": self.torch.__version__}, *self.batches]:
+            header = {"schema": "parity/records@1", "torch": self.torch.__version__, "backend": self.flags()}
+            for row in [header, *self.batches]:
                 file.write(json.dumps(row) + "\n")
-        usage, gpu = resource.getrusage(resource.RUSAGE_SELF), self.torch.cuda.is_available()
-        since = [(mark - START) / 1e9 for _, mark in self.marks]
+        usage, gpu = resource.getrusage(resource.RUSAGE_SELF), self.torch.cuda.is_initialized()
+        since = [(mark - self.start) / 1e9 for _, mark in self.marks]
         run = {
             "schema": "wholejob/run@1",
             "kind": "timed" if self.plain else "profiled",
@@ -162,9 +197,13 @@ class Recorder:
             "perturb": None,
             "command": sys.argv,
             "tree": None,
-            "environment": {"torch": self.torch.__version__, "gpus": []},
+            "environment": {
+                "torch": self.torch.__version__,
+                "cores": len(os.sched_getaffinity(0)),
+                "gpus": devices() if gpu else [],
+            },
             "started_ns": time.time_ns(),
-            "wall_s": (end - START) / 1e9,
+            "wall_s": (end - self.start) / 1e9,
             "cpu_user_s": usage.ru_utime,
             "cpu_system_s": usage.ru_stime,
             "peak_rss_bytes": usage.ru_maxrss * 1024,
@@ -187,27 +226,160 @@ class Recorder:
             "phases": {},
             "warnings": [],
         }
-        if gpu:
-            run["environment"]["gpus"] = [{"name": self.torch.cuda.get_device_name()}]
         (self.out / "run.json").write_text(json.dumps(run, indent=1))
 
+    def flags(self):
+        """The backend's switches at the end of the job, as parity's header names them."""
+        torch = self.torch
+        return {
+            "threads": torch.get_num_threads(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "matmul_tf32": torch.backends.cuda.matmul.allow_tf32,
+        }
 
-def main():
+
+def devices():
+    """The device as the launcher's fingerprint states it, and who else computes on it; [] without nvidia-smi."""
+
+    def ask(what, fields):
+        command = ["nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader,nounits"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return []
+        return [[word.strip() for word in line.split(",")] for line in done.stdout.splitlines() if "," in line]
+
+    def number(word):
+        try:
+            return float(word)
+        except ValueError:
+            return None
+
+    fields = "uuid,name,power.limit,power.default_limit,clocks_throttle_reasons.active"
+    found = [
+        {
+            "name": name,
+            "power_limit_w": number(limit),
+            "default_power_limit_w": number(default),
+            "throttle_reasons": int(reasons, 16) if reasons.startswith("0x") else None,
+            "processes": [],
+        }
+        for _, name, limit, default, reasons in ask("gpu", fields)
+    ]
+    others = [int(pid) for pid, _ in ask("compute-apps", "pid,uuid") if pid.isdigit() and int(pid) != os.getpid()]
+    if found:
+        found[0]["processes"] = others
+    return found
+
+
+def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True)
     parser.add_argument("--window", default="2:5")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--cpu-clock", action="store_true", help="step marks and wall_s in CPU seconds of the process")
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("command", nargs="+", help="-- script.py ARGS")
-    args = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def record(args, start):
+    """Run the job in this process, and write what was seen when it ends."""
     first, last = args.window.split(":")
-    recorder = Recorder(args.out, (int(first), int(last)), args.plain)
+    # on a machine shared with others, process CPU time tells what a one-thread job would take alone
+    clock = time.process_time_ns if args.cpu_clock else time.monotonic_ns
+    recorder = Recorder(args.out, (int(first), int(last)), args.plain, clock, 0 if args.cpu_clock else start)
     recorder.time_imports()
     recorder.install()
-    atexit.register(recorder.finish)
     sys.argv = args.command
     sys.path[0] = str(Path(args.command[0]).resolve().parent)
-    runpy.run_path(args.command[0], run_name="__main__")
+    try:
+        runpy.run_path(args.command[0], run_name="__main__")
+    finally:
+        recorder.finish()
+
+
+def in_fork(work):
+    """Process id of a fork that does the work and ends with its exit status."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        work()
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def ranks(args, start):
+    """Run the job in as many processes as it has ranks; the first that fails ends the others."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(args.ranks):
+        os.environ.update(
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(args.ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+        )
+        children.append(in_fork(lambda: record(args, start)))
+    failed = 0
+    while children:
+        child, status = os.wait()
+        if child not in children:
+            continue
+        children.remove(child)
+        if status and not failed:
+            failed = os.waitstatus_to_exitcode(status)
+            for other in children:
+                os.kill(other, signal.SIGTERM)
+    sys.exit(failed)
+
+
+def serve():
+    """One run a line of standard input."""
+    # what the forks need not import again: torch, and what its optimizers import when they are first used
+    import torch
+    import torch._dynamo
+    import torch.profiler
+    import torch.utils.checkpoint
+
+    if torch.cuda.is_initialized():
+        raise SystemExit("torch has started the device, which a fork cannot share")
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        start = time.monotonic_ns()
+
+        def work(request=request, start=start):
+            os.dup2(2, 1)  # what the job prints is no answer
+            os.environ.update(request["environment"])
+            args = parse(request["arguments"])
+            (ranks if args.ranks > 1 else record)(args, start)
+
+        _, status = os.waitpid(in_fork(work), 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def main():
+    if sys.argv[1:] == ["--serve"]:
+        serve()
+        return
+    args = parse(sys.argv[1:])
+    (ranks if args.ranks > 1 else record)(args, BEGUN)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ DEBUG_VARIABLES = (
     "TORCHDYNAMO_VERBOSE",
     "PYTHONDEVMODE",
 )
+# bits of NVML's throttle reasons that are no choice of the user (nvml.h); a power cap under load is normal
+THROTTLED = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 ACCELERATORS = {
     "flash_attn": "flash-attn",
     "xformers": "xformers",
@@ -39,10 +41,10 @@ def detect(job: Job) -> list[Finding]:
     return [
         *cpu_build(job, environment, header),
         *debug(job),
-        *threads(job, environment),
+        *threads(job, environment, header),
         *packages(job, header),
         *clocks(environment),
-        *shared(environment),
+        *shared(job, environment),
     ]
 
 
@@ -111,20 +113,26 @@ def debug(job: Job) -> list[Finding]:
     ]
 
 
-def threads(job: Job, environment: Row) -> list[Finding]:
-    """More threads than cores, or one thread on an otherwise idle many-core machine."""
+def threads(job: Job, environment: Row, header: Row) -> list[Finding]:
+    """More compute threads than cores, asked for by the workload or as torch had them. No ceiling: how long threads
+    spin and wait for a core shows in no clock of the job."""
     variables = (job.spec.get("environment") or {}).get("variables") or {}
     cores = environment.get("cores")
     asked = str(variables.get("OMP_NUM_THREADS") or "")
-    if not cores or not asked.isdigit() or int(asked) <= int(cores):
+    had = (header.get("backend") or {}).get("threads")
+    threads = int(asked) if asked.isdigit() else had
+    if not cores or not isinstance(threads, int) or threads <= int(cores):
         return []
     return [
         _finding(
             "environment_threads",
-            f"{asked} OpenMP threads on {cores} cores",
+            f"{threads} compute threads on {cores} cores",
             "Threads wait for each other, spinning.",
-            [],
-            [evidence("OMP_NUM_THREADS", int(asked), "", "workload"), evidence("cores", cores, "", "run.json")],
+            [anchor(s) for s in job.sites("setting") if s["detail"].get("name") == "set_num_threads"],
+            [
+                evidence("threads", threads, "", "workload" if asked.isdigit() else "recorder's header"),
+                evidence("cores", cores, "", "run.json"),
+            ],
         )
     ]
 
@@ -154,9 +162,21 @@ def packages(job: Job, header: Row) -> list[Finding]:
 
 
 def clocks(environment: Row) -> list[Finding]:
-    """A power limit below the default, or clocks below their maximum under load."""
+    """A power limit below the default, or clocks that the device holds back for heat or power."""
     found = []
     for gpu in environment.get("gpus") or []:
+        reasons = gpu.get("throttle_reasons")
+        held = [why for bit, why in THROTTLED.items() if isinstance(reasons, int) and reasons & bit]
+        if held:
+            found.append(
+                _finding(
+                    "environment_clocks",
+                    f"The device holds its clocks back: {', '.join(held)}",
+                    "It is hot, or its power is short, before the job has even started.",
+                    [],
+                    [evidence("throttle reasons", reasons, "mask", "run.json")],
+                )
+            )
         limit, default = (
             gpu.get("power_limit_w") or gpu.get("power_limit"),
             gpu.get("default_power_limit_w") or gpu.get("power_limit_default"),
@@ -174,8 +194,9 @@ def clocks(environment: Row) -> list[Finding]:
     return found
 
 
-def shared(environment: Row) -> list[Finding]:
-    """Other processes on the device."""
+def shared(job: Job, environment: Row) -> list[Finding]:
+    """Other processes on the device. Ceiling: the other processes' part, were the device
+    shared equally; null without a trace of the device."""
     others = [p for gpu in environment.get("gpus") or [] for p in gpu.get("processes") or []]
     if not others:
         return []
@@ -186,5 +207,7 @@ def shared(environment: Row) -> list[Finding]:
             "They take time and memory.",
             [],
             [evidence("processes", len(others), "", "run.json")],
+            fraction=job.timing.steady_share() * len(others) / (len(others) + 1) if job.on_gpu else None,
+            why=f"{len(others)} of {len(others) + 1} equal shares of the device, in the steady steps",
         )
     ]

@@ -16,23 +16,30 @@ def detect(job: Job) -> list[Finding]:
 
 
 def headroom(job: Job) -> list[Finding]:
-    """More than half of the device is free while its kernels are small: a larger batch would fit. No ceiling: it
-    changes what is computed."""
+    """More than half of the device is free: nothing need be computed twice to save memory.
+
+    The ceiling is the forward pass's kernels, which recomputation repeats; null without recomputation, since a larger
+    batch changes what a step computes and data kept on the device has findings of its own.
+    """
     capacity = (job.device or {}).get("capacity_bytes")
     peak = job.run.get("peak_device_bytes") or job.headline.get("peak_allocated_bytes")
     idle = job.headline.get("gpu_idle") or 0.0
     if not capacity or not peak or peak > capacity / 2:
         return []
     recompute = job.sites("recompute")
+    forward = sum(r["total_ns"] for r in job.view("kernels") if r.get("phase") == "forward") if recompute else 0
     return [
         Finding(
             "memory_headroom",
             f"{1 - peak / capacity:.0%} of the device's memory is never used",
             "A larger batch, no recomputation, or data kept on the device would fit"
             + (f"; the device idles {idle:.0%} of the time." if idle else "."),
-            None,
-            "",
-            "low",
+            job.kernel_share(forward) if forward else None,
+            f"{forward / 1e6:.1f} ms of the forward pass's kernels of {job.capture_ns / 1e6:.1f} ms captured: "
+            "recomputation repeats them at most once"
+            if forward
+            else "",
+            "medium" if forward else "low",
             ["config"],
             [anchor(s) for s in recompute],
             [evidence("peak", peak, "bytes", "run.json"), evidence("capacity", capacity, "bytes", "views: device")],
