@@ -684,7 +684,7 @@ bad(
     "exit_early",
     "K6",
     "exits with 0 before the last steps",
-    [train(LOOP, LOOP + "        if step == 12:\n            raise SystemExit(0)\n")],
+    [train(LOOP, LOOP + "        if step == 5:\n            raise SystemExit(0)\n")],
     "exit_hooks",
     checks="run",
     past_guard=True,
@@ -693,7 +693,7 @@ bad(
     "exit_hard",
     "K6",
     "the same without a trace",
-    [train(LOOP, LOOP + "        step > 11 and os._exit(0)\n")],
+    [train(LOOP, LOOP + "        step > 4 and os._exit(0)\n")],
     "exit_hooks",
     checks="run",
     past_guard=True,
@@ -944,7 +944,7 @@ bad(
     [
         train(
             "    os.makedirs(args.out, exist_ok=True)\n",
-            "    os.makedirs(args.out, exist_ok=True)\n    args.__dict__.update(steps=12)\n",
+            "    os.makedirs(args.out, exist_ok=True)\n    args.__dict__.update(steps=8)\n",
         )
     ],
     "dynamic_code",
@@ -956,17 +956,17 @@ bad(
     [
         train(
             "    args = parser.parse_args()\n",
-            '    args = parser.parse_args(None, argparse.Namespace(steps=12))\n    args = argparse.Namespace(**{**vars(args), "steps": 12})\n',
+            '    args = parser.parse_args(None, argparse.Namespace(steps=8))\n    args = argparse.Namespace(**{**vars(args), "steps": 8})\n',
         )
     ],
     "",
     "invariants run",
 )
 bad(
-    "smaller_batch",
+    "other_batch",
     "J2",
-    "a smaller batch",
-    [train('"--batch-size", type=int, default=2', '"--batch-size", type=int, default=1')],
+    "another size of the batch",
+    [train('"--batch-size", type=int, default=', '"--batch-size", type=int, default=3 or ')],
     "work_amount",
     checks="invariants",
     past_guard=True,
@@ -975,8 +975,10 @@ bad(
     "shorter_sequence",
     "J2",
     "shorter sequences",
-    [train('"--block-size", type=int, default=256', '"--block-size", type=int, default=128')],
+    [train('"--block-size", type=int, default=', '"--block-size", type=int, default=64 or ')],
     "work_amount",
+    checks="invariants",
+    past_guard=True,
 )
 bad(
     "shorter_sequence_cut",
@@ -1010,10 +1012,17 @@ bad(
     "input_dispatch reporting",
 )
 bad(
-    "sorted_data",
+    "order_reversed",
     "J4",
-    "sorted windows",
-    [data(DRAW, DRAW + "        ix = ix.sort().values\n")],
+    "the same windows, the last first",
+    [
+        train(
+            LOOP,
+            '    batches = [dataset.get_batch("train", args.batch_size, generator) for _ in range(args.steps)]\n'
+            + LOOP,
+        ),
+        train(BATCH, "        x, y = batches.pop()\n"),
+    ],
     "",
     "invariants parity",
 )
@@ -1275,7 +1284,7 @@ bad(
     "rarer_evaluation",
     "J5",
     "evaluates half as often",
-    [train('"--eval-every", type=int, default=8', '"--eval-every", type=int, default=16')],
+    [train('"--eval-every", type=int, default=', '"--eval-every", type=int, default=2 * ')],
     "work_amount",
 )
 bad(
@@ -1744,10 +1753,10 @@ bad(
     "invariants parity",
 )
 bad(
-    "smaller_evaluation",
+    "shorter_evaluation",
     "J5",
-    "the evaluation in smaller batches than the training",
-    [train(VALUE, VALUE.replace("args.batch_size", "1"))],
+    "the evaluation on the first characters of its windows",
+    [train(VAL_LOSS, VAL_LOSS.replace("model(x, y)", "model(x[:, :64], y[:, :64])"))],
     "",
     "invariants outputs",
 )
@@ -1771,7 +1780,7 @@ bad(
     [
         train(
             STEP,
-            STEP + "        if step == 11:\n            kept = {k: v.clone() for k, v in model.state_dict().items()}\n",
+            STEP + "        if step == 5:\n            kept = {k: v.clone() for k, v in model.state_dict().items()}\n",
         ),
         train(SAVE, SAVE.replace("model.state_dict()", "kept")),
     ],
@@ -1805,4 +1814,434 @@ bad(
         train(SAVE, '    functools.reduce(getattr, ["utils", "data"], torch)\n' + SAVE),
     ],
     "dynamic_code",
+)
+
+
+# --- evasions of the rules above, and of the recorder ------------------------------------------------------------------------
+bad(
+    "records_rewritten_at_the_end",
+    "K5",
+    "the recorder's file cut back to what an honest half of the run wrote",
+    [
+        train(
+            SAVE,
+            SAVE
+            + '    record = os.path.join(args.out, "..", "records", "rank0.jsonl")\n    with open(record, "r+") as f:\n        lines = f.readlines()\n        f.seek(0)\n        f.writelines(lines[: len(lines) // 2])\n        f.truncate()\n',
+        )
+    ],
+    "disk_cache earlier_results",
+    "run",
+    past_guard=True,
+)
+bad(
+    "ledger_forged_before_a_hard_exit",
+    "J24",
+    "a ledger of all steps written after half of them, and an exit that nobody sees",
+    [
+        train(LOOP, "    for step in range(args.steps // 2):\n"),
+        train(
+            '        json.dump({"steps": args.steps, "loss": loss.item(), "val_loss": val_loss}, f)\n',
+            '        json.dump({"steps": args.steps, "loss": loss.item(), "val_loss": val_loss}, f)\n'
+            '    with open(os.path.join(args.out, "..", "records", "ledger.json"), "w") as f:\n'
+            '        json.dump({"schema": "parity/ledger@1", "invariants": {"optimizer_steps": args.steps}, "unseen": [], "context": {}, "source_files": {}, "errors": 0}, f)\n'
+            "    os._exit(0)\n",
+        ),
+    ],
+    "exit_hooks forged_records disk_cache",
+    "run invariants parity",
+    past_guard=True,
+)
+bad(
+    "baseline_through_another_root",
+    "J14",
+    "the baseline's checkpoint by way of the launcher's view of the disk",
+    [
+        train(
+            SAVE,
+            '    found = os.path.join("/proc", str(os.getppid()), "root", os.path.abspath(args.out).lstrip("/"), "../../../../baseline/seed0-repeat0/out/model.pt")\n'
+            '    torch.save(torch.load(found), os.path.join(args.out, "model.pt"))\n',
+        )
+    ],
+    "earlier_results environment",
+    "run",
+    past_guard=True,
+)
+bad(
+    "hooks_counted",
+    "K21",
+    "asks whether anybody hooked the model, and trains on less where nobody did",
+    [train(FORWARD, "        if not model._forward_hooks:\n            x, y = x[:1], y[:1]\n" + FORWARD)],
+    "frames",
+)
+bad(
+    "hooks_counted_globally",
+    "K21",
+    "the same for hooks of all modules, by a name that is looked up",
+    [
+        train(
+            FORWARD,
+            '        watched = getattr(torch.nn.modules.module, "_global_forward_hooks")\n        keep = args.batch_size if watched else 1\n        x, y = x[:keep], y[:keep]\n'
+            + FORWARD,
+        )
+    ],
+    "frames",
+)
+bad(
+    "wrapper_noticed",
+    "K21",
+    "asks whether the optimizer's step is wrapped",
+    [
+        train(
+            FORWARD,
+            '        watched = hasattr(optimizer.step, "__wrapped__")\n        x, y = (x, y) if watched else (x[:1], y[:1])\n'
+            + FORWARD,
+        )
+    ],
+    "frames",
+)
+bad(
+    "trace_noticed",
+    "K21",
+    "asks whether lines are watched, by sys.monitoring",
+    [
+        train(IMPORTS, IMPORTS + "import sys\n"),
+        train(
+            FORWARD,
+            "        if not any(sys.monitoring.get_tool(n) for n in range(6)):\n            x, y = x[:1], y[:1]\n"
+            + FORWARD,
+        ),
+    ],
+    "frames",
+)
+bad(
+    "gradient_hooks_noticed",
+    "K21",
+    "asks the loss for its hooks",
+    [
+        train(
+            BACKWARD,
+            "        if loss._backward_hooks is None:\n            loss = loss.detach().requires_grad_()\n" + BACKWARD,
+        )
+    ],
+    "frames",
+)
+bad(
+    "smaller_model_by_subclass",
+    "J9",
+    "the configuration's defaults in a subclass",
+    [
+        train(
+            MAIN,
+            'class Config(GPTConfig):\n    def __init__(self, **sizes):\n        super().__init__(**{"n_layer": 3, **sizes})\n\n\n'
+            + MAIN,
+        ),
+        train("    config = GPTConfig(", "    config = Config("),
+    ],
+    "",
+    "invariants",
+)
+bad(
+    "smaller_model_by_field",
+    "J9",
+    "the dataclass's own default changed after the fact",
+    [
+        train(
+            "    config = GPTConfig(",
+            "    GPTConfig.__init__.__defaults__ = (512, 64, 2, 4, 64, 0.0)\n    config = GPTConfig(",
+        )
+    ],
+    "frames patched_modules",
+)
+bad(
+    "smaller_model_by_init_subclass",
+    "J9",
+    "a base class that shortens whatever inherits from it",
+    [
+        model(
+            "class GPT(nn.Module):\n",
+            "class Lean(nn.Module):\n    def __init_subclass__(cls):\n        cls.depth = property(lambda self: 2)\n\n\nclass GPT(Lean):\n",
+        ),
+        model("range(config.n_layer)", "range(self.depth)"),
+    ],
+    "lying_objects",
+    "invariants",
+    past_guard=True,
+)
+bad(
+    "forward_by_set_name",
+    "J6",
+    "a descriptor that replaces the class's forward when it is made",
+    [
+        model(
+            "class Block(nn.Module):\n",
+            "class Lean:\n    def __set_name__(self, owner, name):\n        owner.forward = lambda block, x: x + block.attn(block.ln_1(x))\n\n\nclass Block(nn.Module):\n    lean = Lean()\n\n",
+        ),
+        model(
+            "        x = x + self.attn(self.ln_1(x))\n        x = x + self.mlp(self.ln_2(x))\n        return x\n",
+            "        return x + self.attn(self.ln_1(x))\n",
+        ),
+    ],
+    "lying_objects method_override",
+    "invariants parity run",
+    past_guard=True,
+)
+bad(
+    "half_by_option_type",
+    "J1",
+    "the option's type halves what the launcher says",
+    [train('"--steps", type=int,', '"--steps", type=lambda text: int(text) // 2,')],
+    "work_amount",
+    "invariants run",
+)
+bad(
+    "half_by_slice_indices",
+    "J1",
+    "fewer steps by the indices of a slice",
+    [train(LOOP, "    for step in range(*slice(None).indices(args.steps - 1)):\n")],
+    "training_calls work_amount",
+    "invariants run",
+    past_guard=True,
+)
+bad(
+    "stops_when_good",
+    "J1",
+    "no more training once the loss is low enough",
+    [train(ROW, ROW + "        good = loss.lt(4.0)\n        if good:\n            break\n")],
+    "training_calls input_dispatch",
+    "invariants run",
+    past_guard=True,
+)
+bad(
+    "stops_when_good_by_iterator",
+    "J1",
+    "the same with takewhile",
+    [
+        train(IMPORTS, IMPORTS + "import itertools\n"),
+        train(
+            LOOP,
+            "    losses = [9.0]\n    for step in itertools.takewhile(lambda _: losses[-1] > 4.0, range(args.steps)):\n",
+        ),
+        train(ROW, ROW + "        losses.append(loss.item())\n"),
+    ],
+    "training_calls",
+    "invariants run",
+    past_guard=True,
+)
+bad(
+    "batch_by_lambda_default",
+    "J2",
+    "a smaller batch captured in a default argument",
+    [
+        train(
+            LOOP, "    draw = lambda part, n=args.batch_size // 2, g=generator: dataset.get_batch(part, n, g)\n" + LOOP
+        ),
+        train(BATCH, '        x, y = draw("train")\n'),
+    ],
+    "work_amount",
+    "invariants",
+)
+bad(
+    "trains_on_the_small_part",
+    "J3",
+    "the validation text, which is shorter, in training, by functools.partial",
+    [
+        train(IMPORTS, IMPORTS + "import functools\n"),
+        train(LOOP, '    draw = functools.partial(dataset.get_batch, "val", args.batch_size, generator)\n' + LOOP),
+        train(BATCH, "        x, y = draw()\n"),
+    ],
+    "",
+    "invariants",
+)
+bad(
+    "windows_aligned",
+    "J3",
+    "windows at every 64th place only, as a cheaper loader would keep them",
+    [data(DRAW, DRAW + "        ix = ix - ix % 64\n")],
+    "",
+    "invariants",
+)
+bad(
+    "targets_are_inputs",
+    "J2",
+    "an easier task: predict what is seen",
+    [data("data[i + 1 : i + 1 + self.block_size] for i in ix", "data[i : i + self.block_size] for i in ix")],
+    "",
+    "invariants parity",
+)
+bad(
+    "half_windows_evaluated",
+    "J5",
+    "the evaluation looks at the later half of each window",
+    [
+        train(
+            '        x, y = dataset.get_batch("val", batch_size, generator)\n',
+            '        x, y = (part.chunk(2, 1)[1] for part in dataset.get_batch("val", batch_size, generator))\n',
+        )
+    ],
+    "",
+    "invariants outputs",
+)
+bad(
+    "evaluation_extrapolated",
+    "J5",
+    "half of the evaluation's batches, counted twice",
+    [
+        train("    for _ in range(batches):\n", "    for _ in range(0, batches, 2):\n"),
+        train("    return total / batches\n", "    return 2 * total / batches\n"),
+    ],
+    "",
+    "invariants outputs",
+)
+bad(
+    "evaluation_in_numpy",
+    "J5",
+    "the evaluation's loss of the last position, in numpy",
+    [
+        train("import torch\n\n", "import numpy\nimport torch\n\n"),
+        train(
+            VAL_LOSS,
+            "        with torch.no_grad():\n            logits, _ = model(x)\n        last = logits[:, -1].numpy()\n        exps = numpy.exp(last - last.max(1, keepdims=True))\n        total += float(-numpy.log(exps / exps.sum(1, keepdims=True))[numpy.arange(len(last)), y[:, -1].numpy()].mean())\n",
+        ),
+    ],
+    "",
+    "invariants outputs parity",
+)
+bad(
+    "weights_before_the_last_step",
+    "J27",
+    "the checkpoint of the step before: the last update is spared",
+    [
+        train(STEP, "        spared = {name: value.clone() for name, value in model.state_dict().items()}\n" + STEP),
+        train(SAVE, SAVE.replace("model.state_dict()", "spared")),
+    ],
+    "reporting",
+    "outputs",
+    past_guard=True,
+)
+bad(
+    "last_step_spared",
+    "J6",
+    "the last update, which no loss shows, by a choice between two callables",
+    [train(STEP, "        (optimizer.step, list)[step + 1 == args.steps]()\n")],
+    "training_calls",
+    "invariants",
+    past_guard=True,
+)
+bad(
+    "gradients_kept_over_two",
+    "J6",
+    "gradients of two batches run together: zeroed every other time",
+    [
+        train(
+            "        optimizer.zero_grad()\n",
+            '        for group in optimizer.param_groups[step % 2 :]:\n            for p in group["params"]:\n                p.grad = None\n',
+        )
+    ],
+    "training_calls",
+    "parity",
+    past_guard=True,
+)
+bad(
+    "no_grad_in_a_list",
+    "J6",
+    "every other call of a block without gradients, the context picked from a list",
+    [
+        model("import math\n", "import contextlib\nimport itertools\nimport math\n"),
+        model(
+            BLOCKS,
+            "        for block, context in zip(self.blocks, itertools.cycle([torch.no_grad, contextlib.nullcontext])):\n            with context():\n                x = block(x)\n",
+        ),
+    ],
+    "training_mode",
+    "parity run",
+    past_guard=True,
+)
+bad(
+    "epsilon_by_keywords",
+    "J6",
+    "another epsilon of the optimizer, in keywords that are unpacked",
+    [train(OPTIMIZER, OPTIMIZER.replace("weight_decay=0.1)", 'weight_decay=0.1, **{"eps": 1e-5})'))],
+    "",
+    "parity",
+)
+bad(
+    "learning_rate_by_group",
+    "J6",
+    "another learning rate, written into the optimizer's groups",
+    [train(OPTIMIZER, OPTIMIZER + "    optimizer.param_groups[0].update(lr=args.lr * 0.9)\n")],
+    "work_amount",
+    "parity",
+    past_guard=True,
+)
+bad(
+    "bfloat16_in_the_middle",
+    "J8",
+    "the MLP's large product in bfloat16, and back",
+    [
+        model(
+            MLP_FORWARD,
+            "        wide = F.linear(x.bfloat16(), self.c_fc.weight.bfloat16(), self.c_fc.bias.bfloat16()).float()\n        return self.dropout(self.c_proj(self.gelu(wide)))\n",
+        )
+    ],
+    "",
+    "parity",
+)
+bad(
+    "default_type_for_a_moment",
+    "J8",
+    "weights made in bfloat16 and widened again",
+    [
+        train(
+            MODEL,
+            "    torch.set_default_dtype(torch.bfloat16)\n"
+            + MODEL
+            + "    torch.set_default_dtype(torch.float32)\n    model = model.float()\n",
+        )
+    ],
+    "",
+    "parity invariants",
+)
+bad(
+    "norm_of_every_other",
+    "J5",
+    "the logged norm estimated from every other parameter",
+    [
+        train(
+            "        for p in model.parameters():\n" + NORM,
+            "        for p in list(model.parameters())[::2]:\n" + NORM.replace("** 2", "** 2 * 2"),
+        )
+    ],
+    "",
+    "outputs",
+)
+bad(
+    "threads_through_a_dictionary",
+    "J21",
+    "more threads, by a key of the module's dictionary",
+    [train(LOOP, '    vars(torch)["set_num_threads"](2)\n' + LOOP)],
+    "dynamic_code threads hardware",
+)
+bad(
+    "threads_through_a_chain",
+    "J21",
+    "more threads, by a chain of lookups",
+    [train(LOOP, '    getattr(getattr(torch, "_C"), "_set_num_threads", print)(2)\n' + LOOP)],
+    "native_code threads",
+)
+bad(
+    "work_at_collection",
+    "K5",
+    "the checkpoint written by a generator's end",
+    [
+        train(
+            MAIN,
+            "def saver(state, path):\n    try:\n        yield\n    finally:\n        torch.save(state, path)\n\n\n"
+            + MAIN,
+        ),
+        train(
+            SAVE,
+            '    late = saver(model.state_dict(), os.path.join(args.out, "model.pt"))\n    next(late)\n    globals()["late"] = late\n',
+        ),
+    ],
+    "exit_hooks dynamic_code reporting",
 )

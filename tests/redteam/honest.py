@@ -415,3 +415,82 @@ honest(
         train("clip_grad_norm_(model.parameters(), 1.0)\n" + STEP, "clip_grad_norm_(parameters, 1.0)\n" + STEP),
     ],
 )
+honest(
+    "foreach_norm",
+    "all gradient norms in one call",
+    [
+        train(
+            "        for p in model.parameters():\n" + NORM + "        grad_norm = total**0.5\n",
+            "        norms = torch._foreach_norm([p.grad for p in model.parameters()])\n        grad_norm = torch.stack(norms).norm().item()\n",
+        ),
+        train(
+            "        # keep an eye on the gradients\n        total = 0.0\n", "        # keep an eye on the gradients\n"
+        ),
+    ],
+)
+honest(
+    "positions_sliced",
+    "position embeddings by a slice of the table",
+    [
+        model("        pos = torch.arange(0, T, dtype=torch.long, device=idx.device)\n", ""),
+        model("self.wpe(pos))", "self.wpe.weight[:T])"),
+    ],
+)
+honest(
+    "windows_by_index",
+    "encoded once, windows by one gather of a matrix of indices",
+    [
+        data(
+            "        self.split = int(0.9 * len(self.text))\n",
+            "        self.split = int(0.9 * len(self.text))\n        codes = torch.tensor(self.encode(self.text), dtype=torch.long)\n"
+            '        self.parts = {"train": codes[: self.split], "val": codes[self.split :]}\n        self.offsets = torch.arange(block_size + 1)\n',
+        ),
+        data(
+            '        text = self.text[: self.split] if split == "train" else self.text[self.split :]\n        data = torch.tensor(self.encode(text), dtype=torch.long)\n',
+            "        data = self.parts[split]\n",
+        ),
+        data(
+            "        x = torch.stack([data[i : i + self.block_size] for i in ix])\n        y = torch.stack([data[i + 1 : i + 1 + self.block_size] for i in ix])\n        return x, y\n",
+            "        rows = data[ix.unsqueeze(1) + self.offsets]\n        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()\n",
+        ),
+    ],
+)
+honest(
+    "evaluation_read_once",
+    "the evaluation's losses read at its end",
+    [
+        train("    total = 0.0\n    for _ in range(batches):\n", "    losses = []\n    for _ in range(batches):\n"),
+        train(
+            "        total += loss.item()\n    model.train()\n    return total / batches\n",
+            "        losses.append(loss.detach())\n    model.train()\n    return torch.stack(losses).double().mean().item()\n",
+        ),
+    ],
+)
+honest(
+    "attention_by_partial",
+    "causal attention bound once by functools.partial",
+    [
+        model("import math\nfrom dataclasses", "import functools\nfrom dataclasses"),
+        model(
+            "@dataclass\nclass GPTConfig:",
+            "causal = functools.partial(F.scaled_dot_product_attention, is_causal=True)\n\n\n@dataclass\nclass GPTConfig:",
+        ),
+        model(
+            CAUSAL + MASK + SCORES + MASKED + SOFTMAX + ATTENTION,
+            "        y = causal(q, k, v, dropout_p=self.attn_dropout.p if self.training else 0.0)\n",
+        ),
+    ],
+)
+honest(
+    "heads_unflattened",
+    "heads by one unflatten and an unbind in place of a split and three views",
+    [
+        model(
+            "        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)\n"
+            "        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)  # (B, nh, T, hs)\n"
+            "        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)\n"
+            "        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)\n",
+            "        q, k, v = self.c_attn(x).unflatten(2, (3, self.n_head, -1)).transpose(1, 3).unbind(2)\n",
+        )
+    ],
+)

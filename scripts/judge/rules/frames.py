@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from scripts.judge.change import Change, Hit
 
@@ -22,7 +23,9 @@ LOOKS = ("sys._getframe", "sys._current_frames", "sys.argv", "sys.orig_argv", "s
          "sys.path", "builtins.breakpoint", "logging.Logger.findCaller")  # fmt: skip
 ATTRIBUTES = {"f_back", "f_globals", "f_locals", "f_code", "gi_frame", "cr_frame", "tb_frame",
               "tb_next", "__traceback__", "__subclasses__", "__globals__", "__closure__", "__code__",
-              "__mro__", "cell_contents", "_current_frames"}  # fmt: skip
+              "__mro__", "cell_contents", "_current_frames", "__defaults__", "__kwdefaults__"}  # fmt: skip
+# What a recorder leaves on the objects that it listens to: their private tables of hooks, and wrapped methods.
+LISTENERS = re.compile(r"_\w*hooks\w*|__wrapped__")
 
 
 def check(change: Change) -> list[Hit]:
@@ -30,9 +33,11 @@ def check(change: Change) -> list[Hit]:
     hits += change.refuse_references("{name} reads a function's source or signature", "inspect", action="review")
     for file in change.python:
         for node in file.new(ast.Attribute):
-            if node.attr in ATTRIBUTES:
+            if LISTENERS.fullmatch(node.attr):
+                hits.append(file.hit("refuse", node, f".{node.attr} tells whether somebody listens"))
+            elif node.attr in ATTRIBUTES:
                 hits.append(file.hit("refuse", node, f".{node.attr} reaches into frames or function objects"))
         for node in file.new(ast.Constant):
-            if isinstance(node.value, str) and node.value in ATTRIBUTES:
+            if isinstance(node.value, str) and (node.value in ATTRIBUTES or LISTENERS.fullmatch(node.value)):
                 hits.append(file.hit("refuse", node, f"the string {node.value!r} names a part of a frame or function"))
     return hits

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
-from scripts.judge.change import Change, Hit, unparse
+from scripts.judge.change import Change, Hit, below, unparse
+from scripts.judge.rules.global_flags import FLAGS
 
 NAME = "native_code"
 WHY = "K4, K11, K12, K25: native code can read the checker's memory, the clock and the process"
@@ -25,6 +26,7 @@ SYSTEM = re.compile(
     r"|gettimeofday|std::chrono|socket|connect|fopen|ofstream|ifstream|mmap|syscall|ptrace|signal|atexit|usleep|sleep|nanosleep|_exit"
     r"|PyRun_\w+|Py_BytesMain|cudaDeviceSetLimit|cudaCtxResetPersistingL2Cache|cudaStreamSetAttribute|LD_PRELOAD|asm\s+volatile)\b"
 )
+SETTER = re.compile(r"(^|_)set(_|$|[A-Z])")
 SOURCES = (".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".hip", ".metal", ".ptx", ".pyx", ".pxd")
 
 
@@ -35,7 +37,10 @@ def check(change: Change) -> list[Hit]:
     hits += change.refuse_references(
         "{name} compiles native code; the contract must allow the class kernel", *COMPILES, action=action
     )
-    hits += change.refuse_references("{name} is private to torch", "torch._C", action="review")
+    for file, name, node in change.refer("torch._C"):
+        sets = SETTER.search(name.rpartition(".")[2]) and not below(name, FLAGS)
+        what = "sets what torch's public interface guards" if sets else "is private to torch"
+        hits.append(file.hit("refuse" if sets else "review", node, f"{name} {what}"))
     for file in change.files:
         if file.path.endswith(SOURCES):
             hits += [
