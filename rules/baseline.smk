@@ -15,9 +15,9 @@ rule baseline_run:
         "results/{device}/{workload}/baseline/checked/{run}/run.json",
     log:
         "logs/{device}/{workload}/baseline_run-{run}.log",
-    threads: lambda wildcards: SPECS[wildcards.workload]["resources"]["cpus"]
+    threads: needs("cpus")
     resources:
-        gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
+        gpu=needs("gpus"),
     shell:
         "python -m scripts.baseline.baseline_run --spec {input.spec} --source {input.source} --env {input.env}"
         " -o {output} > {log} 2>&1"
@@ -51,7 +51,7 @@ rule aa:
         "logs/{device}/{workload}/aa.log",
     threads: ALL_CORES
     resources:
-        gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
+        gpu=needs("gpus"),
     shell:
         "python -m scripts.baseline.aa --spec {input.spec} --source {input.source} --env {input.env}"
         " -o {output.document} > {log} 2>&1"

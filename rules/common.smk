@@ -1,5 +1,7 @@
 """What the rules share: the selected workloads, paths, and small input functions."""
 
+import gc
+import inspect
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -11,6 +13,9 @@ from scripts.common.interpreter import prefer_own
 from scripts.source import spec as specs
 
 prefer_own()
+
+# Planning makes millions of small objects that live on: collecting among them again and again is 8 % of a plan of 1,000 experiments.
+gc.set_threshold(200_000, 50, 50)
 
 try:
     CONFIG = specs.validated_config(config)
@@ -35,6 +40,12 @@ wildcard_constraints:
     seed=r"\d+",
     run=r"seed\d+-(repeat|ulp)\d+",
     part=r"[a-z]+",
+
+
+def planned(function):
+    """Marks an input or params function. Snakemake asks for the signature of each for every job: looked up once, here."""
+    function.__signature__ = inspect.signature(function)
+    return function
 
 
 def spec_part(name):
@@ -68,6 +79,17 @@ def checked_seeds(workload):
     return [parity["seed"], *parity["held_out_seeds"]]
 
 
+def needs(resource):
+    """What a job of the workload takes of a resource: a number where all selected workloads agree, else a function.
+
+    Snakemake calls a function several times for each job.
+    """
+    values = {SPECS[workload]["resources"][resource] for workload in WORKLOADS}
+    if len(values) == 1:
+        return values.pop()
+    return planned(lambda wildcards: SPECS[wildcards.workload]["resources"][resource])
+
+
 def candidates(workload):
     """Numbers of the candidates of a round."""
     return range(SPECS[workload]["candidates"])
@@ -83,6 +105,7 @@ def last_round(workload):
     return SPECS[workload]["rounds"] - 1
 
 
+@planned
 def earlier_stack(wildcards):
     """The stack of the round before, nothing for the first round."""
     if int(wildcards.round) == 0:
@@ -92,6 +115,7 @@ def earlier_stack(wildcards):
     )
 
 
+@planned
 def rounds_before(wildcards):
     """Folders of the rounds before, whose verdicts are read as history.
 
@@ -117,6 +141,7 @@ def table(name, suffix):
     return f"results/{DEVICE}/tables/{name}.{suffix}"
 
 
+@planned
 def checked_baseline(wildcards):
     """The baseline's checked runs."""
     return [
@@ -125,6 +150,7 @@ def checked_baseline(wildcards):
     ]
 
 
+@planned
 def checked_candidate(wildcards):
     """A candidate's checked runs, the visible seed first."""
     return [
@@ -133,6 +159,7 @@ def checked_candidate(wildcards):
     ]
 
 
+@planned
 def checked_final(wildcards):
     """The composed patch's checked runs, the visible seed first."""
     return [
@@ -144,6 +171,7 @@ def checked_final(wildcards):
 def of_round(name):
     """An input function: the file `name` of every candidate of the round."""
 
+    @planned
     def files(wildcards):
         return [
             f"{ROUND}/c{candidate}/{name}".format(**wildcards)
@@ -153,6 +181,7 @@ def of_round(name):
     return files
 
 
+@planned
 def folders_of_round(wildcards):
     """The candidates' folders of a round."""
     return [
@@ -161,6 +190,7 @@ def folders_of_round(wildcards):
     ]
 
 
+@planned
 def last_stack(wildcards):
     """The stack of the last round."""
     last = last_round(wildcards.workload)
@@ -170,6 +200,7 @@ def last_stack(wildcards):
 def option(flag):
     """A params function: `flag path` where there is an earlier stack, nothing in the first round."""
 
+    @planned
     def words(wildcards):
         stack = earlier_stack(wildcards)
         return f"{flag} {stack}" if stack else ""
@@ -177,12 +208,20 @@ def option(flag):
     return words
 
 
+@planned
+def proposer_of(wildcards):
+    """The proposer behind a folder's name."""
+    return proposers(wildcards.workload)[wildcards.proposer]
+
+
+@planned
 def brief_of(wildcards):
     """The brief of the round; the first round has that of the workload."""
     folder = W if int(wildcards.round) == 0 else ROUND
     return f"{folder}/brief.md"
 
 
+@planned
 def given_files(wildcards):
     """The patches of `file:PATH` and the answers of `replay:DIR`, whose content decides what is proposed."""
     kind, _, place = proposers(wildcards.workload)[wildcards.proposer].partition(":")

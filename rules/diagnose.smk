@@ -31,8 +31,7 @@ rule findings:
         quality="results/{device}/{workload}/trace/quality.json",
         views="results/{device}/{workload}/trace/views/views.json",
         aa="results/{device}/{workload}/timing/aa.json",
-        fixes=FIXES,
-        code=code("diagnose.findings"),
+        code=code("diagnose.findings", FIXES),
     output:
         "results/{device}/{workload}/findings.json",
     log:
@@ -53,8 +52,7 @@ rule brief:
         findings="results/{device}/{workload}/findings.json",
         source="results/{device}/{workload}/source.json",
         views="results/{device}/{workload}/trace/views/views.json",
-        templates=TEMPLATES,
-        code=code("diagnose.brief"),
+        code=code("diagnose.brief", TEMPLATES),
     output:
         "results/{device}/{workload}/brief.md",
     log:
@@ -75,8 +73,7 @@ rule round_brief:
         source="results/{device}/{workload}/source.json",
         views="results/{device}/{workload}/trace/views/views.json",
         stack=earlier_stack,
-        templates=TEMPLATES,
-        code=code("diagnose.brief"),
+        code=code("diagnose.brief", TEMPLATES),
     output:
         "results/{device}/{workload}/{proposer}/r{round}/brief.md",
     log:

@@ -35,9 +35,9 @@ rule candidate_run:
         "results/{device}/{workload}/{proposer}/r{round}/c{candidate}/checked/{seed}/run.json",
     log:
         "logs/{device}/{workload}/{proposer}/r{round}/c{candidate}/checked-{seed}.log",
-    threads: lambda wildcards: SPECS[wildcards.workload]["resources"]["cpus"]
+    threads: needs("cpus")
     resources:
-        gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
+        gpu=needs("gpus"),
     shell:
         "python -m scripts.judge.candidate_run --spec {input.spec} --env {input.env} --guard {input.guard}"
         " --seed {wildcards.seed} -o {output} > {log} 2>&1"
@@ -49,16 +49,18 @@ rule compare:
         spec=spec_part("judge"),
         noise="results/{device}/{workload}/noise.json",
         guard="results/{device}/{workload}/{proposer}/r{round}/c{candidate}/guard.json",
-        baseline=checked_baseline,
         candidate=checked_candidate,
         code=code("judge.compare"),
     output:
         "results/{device}/{workload}/{proposer}/r{round}/c{candidate}/parity.json",
     log:
         "logs/{device}/{workload}/{proposer}/r{round}/c{candidate}/compare.log",
+    params:
+        # noise.json stands for them as input: an edge to each from every candidate is a seventh of the graph.
+        baseline=checked_baseline,
     shell:
         "python -m scripts.judge.compare --spec {input.spec} --noise {input.noise} --guard {input.guard}"
-        " --baseline {input.baseline} --candidate {input.candidate} -o {output} > {log} 2>&1"
+        " --baseline {params.baseline} --candidate {input.candidate} -o {output} > {log} 2>&1"
 
 
 rule screen:
@@ -79,7 +81,7 @@ rule screen:
         "logs/{device}/{workload}/{proposer}/r{round}/screen.log",
     threads: ALL_CORES
     resources:
-        gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
+        gpu=needs("gpus"),
     params:
         stack=option("--stack"),
         candidates=folders_of_round,
@@ -103,7 +105,7 @@ rule race:
         "logs/{device}/{workload}/{proposer}/r{round}/race.log",
     threads: ALL_CORES
     resources:
-        gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
+        gpu=needs("gpus"),
     shell:
         "python -m scripts.judge.race --spec {input.spec} --source {input.source} --env {input.env}"
         " --screen {input.screen} -o {output.document} > {log} 2>&1"
@@ -168,7 +170,7 @@ rule attribution:
         "logs/{device}/{workload}/{proposer}/attribution.log",
     threads: ALL_CORES
     resources:
-        gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
+        gpu=needs("gpus"),
     shell:
         "python -m scripts.judge.attribution --spec {input.spec} --env {input.env} --stack {input.stack}"
         " --patch {output.patch} -o {output.document} > {log} 2>&1"
@@ -202,9 +204,9 @@ rule final_run:
         "results/{device}/{workload}/{proposer}/final/checked/{seed}/run.json",
     log:
         "logs/{device}/{workload}/{proposer}/final-checked-{seed}.log",
-    threads: lambda wildcards: SPECS[wildcards.workload]["resources"]["cpus"]
+    threads: needs("cpus")
     resources:
-        gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
+        gpu=needs("gpus"),
     shell:
         "python -m scripts.judge.candidate_run --spec {input.spec} --env {input.env} --guard {input.guard}"
         " --seed {wildcards.seed} -o {output} > {log} 2>&1"
@@ -244,7 +246,7 @@ rule final_race:
         "logs/{device}/{workload}/{proposer}/final-race.log",
     threads: ALL_CORES
     resources:
-        gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
+        gpu=needs("gpus"),
     shell:
         "python -m scripts.judge.race --spec {input.spec} --source {input.source} --env {input.env}"
         " --guard {input.guard} --parity {input.parity} -o {output.document} > {log} 2>&1"

@@ -14,8 +14,7 @@ checkpoint propose:
         findings="results/{device}/{workload}/findings.json",
         stack=earlier_stack,
         given=given_files,
-        prompts=PROMPTS,
-        code=code("propose.propose"),
+        code=code("propose.propose", PROMPTS),
     output:
         proposal="results/{device}/{workload}/{proposer}/r{round}/c{candidate}/proposal.json",
         patch="results/{device}/{workload}/{proposer}/r{round}/c{candidate}/patch.diff",
@@ -25,8 +24,8 @@ checkpoint propose:
     resources:
         llm=1,
     params:
-        proposer=lambda wildcards: proposers(wildcards.workload)[wildcards.proposer],
-        stack=lambda wildcards, input: f"--stack {input.stack}" if input.stack else "",
+        proposer=proposer_of,
+        stack=option("--stack"),
         history=rounds_before,
         folder=subpath(output.proposal, parent=True),
         trace="results/{device}/{workload}/trace",

@@ -17,7 +17,7 @@ rule profile:
     log:
         "logs/{device}/{workload}/profile.log",
     resources:
-        gpu=lambda wildcards: SPECS[wildcards.workload]["resources"]["gpus"],
+        gpu=needs("gpus"),
     shell:
         "python -m scripts.trace.profile --spec {input.spec} --source {input.source} --env {input.env}"
         " -o {output.run} > {log} 2>&1"
