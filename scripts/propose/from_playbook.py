@@ -25,6 +25,16 @@ class Pair:
     fix: ModuleType
     edits: dict[str, str]
     worth: float
+    elsewhere: bool = False
+    """It changes none of the files that the finding points at: the finding's ceiling is not its own."""
+
+    @property
+    def gain(self) -> dict[str, Any] | None:
+        """What the proposal expects: the finding's ceiling, where the fix is about the finding's places."""
+        if not self.elsewhere:
+            return gain(self.finding)
+        text = f"unknown: none of the files that {self.finding['id']} points at is changed"
+        return {"fraction": None, "speedup": None, "derivation": text}
 
 
 def propose(task: Task) -> Answer:
@@ -37,7 +47,7 @@ def propose(task: Task) -> Answer:
     if task.candidate >= len(left):
         answer.reason = f"{len(left)} applicable fixes are left, this is candidate {task.candidate}"
         if too_small:
-            answer.reason += f"; not proposed: {', '.join(too_small)} (ceiling below min_effect)"
+            answer.reason += f"; not proposed: {', '.join(too_small)} (expected gain below min_effect)"
         return answer
     pair = left[task.candidate]
     answer.status = "patch"
@@ -45,7 +55,7 @@ def propose(task: Task) -> Answer:
     answer.fix, answer.title = pair.name, pair.fix.TITLE
     answer.findings_used = [pair.finding["id"]]
     answer.hypothesis = pair.fix.HYPOTHESIS
-    answer.expected_gain = gain(pair.finding)
+    answer.expected_gain = pair.gain
     answer.risk, answer.classes, answer.untested = pair.fix.RISK, list(pair.fix.CLASSES), list(pair.fix.UNTESTED)
     transcript.append({"event": "chosen", "finding": pair.finding["id"], "fix": pair.name, "candidate": task.candidate})
     return answer
@@ -80,7 +90,7 @@ def ranked(task: Task, transcript: list[dict[str, Any]]) -> list[Pair]:
                 worth /= 10
             entry = {"event": "fix", "finding": finding["id"], "fix": name, "applies": sorted(edits)}
             transcript.append({**entry, "distance": distance, "worth": worth})
-            pairs.append(Pair(finding, name, fix, edits, worth))
+            pairs.append(Pair(finding, name, fix, edits, worth, distance == ELSEWHERE))
     pairs.sort(key=lambda pair: -pair.worth)
     return list(_once(pairs))
 
@@ -88,26 +98,32 @@ def ranked(task: Task, transcript: list[dict[str, Any]]) -> list[Pair]:
 def _worth_a_trial(task: Task, pairs: list[Pair], transcript: list[dict[str, Any]]) -> tuple[list[Pair], list[str]]:
     """The pairs that could make a difference that counts, and the names of the fixes of the others.
 
-    A ceiling is the most that the whole job can gain: below `measure.min_effect` no race can end with `faster`. An
-    unknown ceiling is no small one.
+    A ceiling is the most that the whole job can gain: below `measure.min_effect` no race can end with `faster`. Where
+    the fix is not about the finding's places it is what the pair is worth in the order of trial. An unknown ceiling is
+    no small one.
     """
     smallest = float((task.spec.get("measure") or {}).get("min_effect") or 0.0)
     worth: list[Pair] = []
     too_small = []
     for pair in pairs:
         fraction = (pair.finding.get("ceiling") or {}).get("fraction")
-        if fraction is None or fraction >= smallest:
+        expected = pair.worth if pair.elsewhere else fraction
+        if fraction is None or expected >= smallest:
             worth.append(pair)
             continue
         too_small.append(pair.name)
+        reason = "ceiling below min_effect"
+        if pair.elsewhere and fraction >= smallest:
+            reason = "changes none of the finding's files; its share of the ceiling is below min_effect"
         transcript.append(
             {
                 "event": "not_proposed",
                 "finding": pair.finding["id"],
                 "fix": pair.name,
                 "ceiling": fraction,
+                "expected": expected,
                 "min_effect": smallest,
-                "reason": "ceiling below min_effect",
+                "reason": reason,
             }
         )
     return worth, too_small

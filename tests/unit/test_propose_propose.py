@@ -83,20 +83,40 @@ def test_the_expected_gain_is_the_ceiling(task: Task) -> None:
 
 def test_what_cannot_make_a_difference_that_counts_is_not_proposed(task: Task) -> None:
     """No race of a change whose ceiling lies below the smallest effect that matters can end with `faster`."""
-    spec = {**SPEC, "measure": {**SPEC["measure"], "min_effect": 0.07}}  # type: ignore[dict-item]
-    order = fixes_of(with_(task, spec=spec))
-    assert "fused_optimizer" in order and "inference_mode" not in order
-    answer = program.propose(with_(task, spec=spec, candidate=50))
-    assert answer.status == "nothing" and answer.reason
-    assert answer.reason.endswith("not proposed: inference_mode (ceiling below min_effect)")
-    said = [entry for entry in answer.transcript if entry["event"] == "not_proposed"]
-    assert [(e["finding"], e["fix"], e["ceiling"], e["min_effect"]) for e in said] == [
-        ("gradients_in_evaluation", "inference_mode", 0.05, 0.07)
+
+    def needing(effect: float) -> dict[str, Any]:
+        return {**SPEC, "measure": {"min_effect": effect}}
+
+    small = [
+        finding("attention_handwritten", 0.3, "model.py", 40),
+        finding("gradients_in_evaluation", 0.05, "train.py"),
     ]
-    at_the_limit = {**SPEC, "measure": {**SPEC["measure"], "min_effect": 0.05}}  # type: ignore[dict-item]
-    assert "inference_mode" in fixes_of(with_(task, spec=at_the_limit))
+    demanding = with_(task, findings=small, spec=needing(0.07))
+    assert fixes_of(demanding, 2) == ["sdpa", None]
+    answer = program.propose(with_(demanding, candidate=1))
+    assert answer.status == "nothing"
+    assert answer.reason == (
+        "1 applicable fixes are left, this is candidate 1; "
+        "not proposed: inference_mode (expected gain below min_effect)"
+    )
+    said = [entry for entry in answer.transcript if entry["event"] == "not_proposed"]
+    assert [(e["finding"], e["fix"], e["ceiling"], e["min_effect"], e["reason"]) for e in said] == [
+        ("gradients_in_evaluation", "inference_mode", 0.05, 0.07, "ceiling below min_effect")
+    ]
+    assert fixes_of(with_(demanding, spec=needing(0.05)), 2) == ["sdpa", "inference_mode"]
     unknown = [finding("attention_handwritten", None, "model.py")]  # unknown is not small
-    assert program.propose(with_(task, findings=unknown, spec=spec)).fix == "sdpa"
+    assert program.propose(with_(demanding, findings=unknown)).fix == "sdpa"
+
+
+def test_a_fix_elsewhere_than_its_finding_is_not_credited_with_the_ceiling(task: Task) -> None:
+    """The demo's third candidate: tables in model.py, for a finding that is about data.py."""
+    demo = with_(task, findings=[finding("work_in_step", 0.25, "data.py", 22)])
+    for smallest, order in ((0.02, ["hoist_encoding", None]), (0.01, ["hoist_encoding", "cache_constant"])):
+        spec = {**SPEC, "measure": {"min_effect": smallest}}
+        assert fixes_of(with_(demo, spec=spec), 2) == order
+    second = program.propose(with_(demo, candidate=1))
+    assert second.expected_gain and second.expected_gain["fraction"] is None
+    assert second.expected_gain["derivation"] == "unknown: none of the files that work_in_step points at is changed"
 
 
 def test_what_was_tried_is_not_tried_again_but_an_unused_winner_is(task: Task) -> None:
