@@ -86,7 +86,8 @@ class Server:
     own, which pay for the import.
     """
 
-    def __init__(self, threads: str) -> None:
+    def __init__(self, threads: str, log: Path) -> None:
+        self.log = log
         # asked through the driver's CUDA the count would start it before the fork
         self.environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self.process: subprocess.Popen[str] | None = None
@@ -117,7 +118,7 @@ class Server:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"longer than {limit_s:.0f} s") from None
         if done.returncode:
-            raise RuntimeError(f"exit status {done.returncode}")
+            raise RuntimeError(f"exit status {done.returncode}: {self.last_line()}")
 
     def _fork(self, arguments: list[str], variables: dict[str, str], limit_s: float) -> None:
         if self.process is None:
@@ -125,6 +126,7 @@ class Server:
                 [sys.executable, str(RECORD), "--serve"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=self.log.open("ab"),
                 text=True,
                 env=self.environment,
                 start_new_session=True,
@@ -139,7 +141,16 @@ class Server:
             raise TimeoutError(f"longer than {limit_s:.0f} s")
         answer = self.process.stdout.readline().strip()
         if answer != "0":
-            raise RuntimeError(f"exit status {answer or 'of the server'}")
+            if not answer:
+                self.close()
+            raise RuntimeError(f"exit status {answer or 'of the server'}: {self.last_line()}")
+
+    def last_line(self) -> str:
+        """What the last run said last."""
+        lines = (
+            self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if self.log.is_file() else []
+        )
+        return lines[-1][:300] if lines else ""
 
     def close(self) -> None:
         """End the server and what it forked."""
@@ -168,7 +179,7 @@ def arguments(name: str, arm: str, folder: Path, *, quick: bool, plain: bool) ->
 def measure(args: argparse.Namespace, work: Path) -> int:
     """Run everything that fits into the limit; print the ratios, then one JSON line."""
     begun, gpus = time.monotonic(), count_gpus()
-    server = Server("1" if args.quick else "4")
+    server = Server("1" if args.quick else "4", work / "log.txt")
     chosen, dropped = [], {}
     for name in args.only or cases():
         ranks = 1 if name in PUBLISHED else planted.read(name).ranks

@@ -137,12 +137,21 @@ def fault_lines(name: str) -> set[int]:
 
 
 def launch(
-    name: str, arm: str, folder: Path, *, plain: bool, reuse: bool = False, arguments: tuple[str, ...] = ()
+    name: str,
+    arm: str,
+    folder: Path,
+    *,
+    plain: bool,
+    out: Path | None = None,
+    reuse: bool = False,
+    arguments: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Run an arm in `folder`/<arm>-tree under the recorder; returns its run.json. Raises where the job fails."""
-    out = folder / (f"{arm}-plain" if plain else f"{arm}-profiled")
+    out = out or folder / (f"{arm}-plain" if plain else f"{arm}-profiled")
     kept = out / "run.json"
-    if reuse and kept.is_file():
+    source = folder / f"{arm}-tree" / "job.py"
+    same = source.is_file() and source.read_text(encoding="utf-8") == read(name).arm(arm)
+    if reuse and same and kept.is_file():
         return dict(json.loads(kept.read_text(encoding="utf-8")))
     command = [sys.executable, str(HERE / "record.py"), "--out", str(out)]
     command += record_arguments(name, arm, folder, plain=plain, cpu_clock=True)
