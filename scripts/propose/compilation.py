@@ -17,6 +17,7 @@ from scripts.propose.codemod import (
     Refusal,
     assigned,
     blocks,
+    code,
     dotted,
     files,
     functions,
@@ -66,14 +67,14 @@ def _place(block: Sequence[Any]) -> tuple[Any, str] | None:
         pair = assigned(statement)
         if not pair or not isinstance(pair[1], cst.Call) or not re.fullmatch(r"(model|net|network)", pair[0]):
             continue
-        callee = dotted(pair[1].func) or ""
+        callee = dotted(pair[1].func) or code(pair[1].func)  # `Net(...).to`: the call is part of the text
         if (
             "from_pretrained" in callee
             or callee.rsplit(".", 1)[-1][:1].isupper()
             or callee.endswith((".to", ".cuda"))
             or "models." in callee
         ):
-            if callee.endswith(("DataParallel", "DistributedDataParallel", "LightningModule", "Trainer", "YOLO")):
+            if re.search(r"(DataParallel|LightningModule|Trainer|YOLO)(\(|$)", callee):
                 continue
             called = any(
                 isinstance(n, cst.Call) and dotted(n.func) == pair[0]

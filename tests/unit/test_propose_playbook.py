@@ -944,6 +944,12 @@ def test_compilation(tmp_path: Path) -> None:
     for name, line in (("compile_model", "model.compile()"), ("compile_dynamic", "model.compile(dynamic=True)")):
         text = apply(tmp_path / name, name, before)["train.py"]
         assert f"    model = GPT(4)  # small\n    {line}\n" in text
+        for made in ("GPT(4).to(device)", "GPT(n=4).cuda()", "GPT.from_pretrained(path).to(device)"):
+            moved = before.replace("GPT(4)  # small", f"{made}  # small")
+            text = apply(tmp_path / name / made[:5] / str(len(made)), name, moved)["train.py"]
+            assert f"    model = {made}  # small\n    {line}\n" in text
+        wrapped = before.replace("GPT(4)  # small", "nn.parallel.DistributedDataParallel(GPT(4)).to(device)")
+        refuse(tmp_path / name / "w", name, wrapped, "no line that makes the model")
     assert (
         "        for block in self.blocks:\n            block.compile()\n"
         in apply(tmp_path / "r", "compile_regions", before)["train.py"]
