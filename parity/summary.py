@@ -38,6 +38,7 @@ BUCKETS = 64
 SAMPLES = 64
 WIDTH = 4093
 CHUNK_ROWS = 4096
+CACHED = 1 << 15  # elements that are hashed at a time on a CPU, so that they stay in its cache
 HEAD = 8  # sum, l2, abs sum, min, max, nan, +inf, -inf
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -145,19 +146,25 @@ def plain(torch: Any, tensor: Any) -> Any:
 
 def mix(z: Any) -> Any:
     """The finaliser of splitmix64 on an int64 tensor (arithmetic wraps at 2**64)."""
-    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _MIX1
-    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _MIX2
-    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+    return mix_(z.clone())
+
+
+def mix_(z: Any) -> Any:
+    """The same in place: one temporary instead of eleven."""
+    t = (z >> 30).bitwise_and_(0x3FFFFFFFF)
+    t = z.bitwise_xor_(t).mul_(_MIX1).__rshift__(27).bitwise_and_(0x1FFFFFFFFF)
+    t = z.bitwise_xor_(t).mul_(_MIX2).__rshift__(31).bitwise_and_(0x1FFFFFFFF)
+    return z.bitwise_xor_(t)
 
 
 def content_hash(torch: Any, flat: Any) -> Any:
     """Order-dependent 64-bit hash of a flat integer or bool tensor, as an int64 scalar on its device."""
-    step = WIDTH * CHUNK_ROWS
+    step = CACHED if flat.device.type == "cpu" else WIDTH * CHUNK_ROWS
     total = None
     for start in range(0, flat.numel(), step):
         piece = flat[start : start + step].to(torch.int64)
         index = torch.arange(start, start + piece.numel(), dtype=torch.int64, device=flat.device)
-        part = mix(piece ^ (index * _GOLDEN)).sum()
+        part = mix_(index.mul_(_GOLDEN).bitwise_xor_(piece)).sum()
         total = part if total is None else total + part
     return total
 

@@ -125,6 +125,9 @@ class Ledger:
         return []
 
     def loaded(self, found: List[Any]) -> List[Any]:
+        if self.trained.totals:  # what the model is called with shows the samples
+            self.from_loader.count(found)
+            return []
         return self.from_loader.add(self.torch, found)
 
     def generated(self, torch: Any, module: Any, result: Any) -> None:

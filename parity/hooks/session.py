@@ -541,7 +541,7 @@ class Session:
         if self.nudger is not None and not self.stepped_once:
             self.nudger.nudge(parameters)
         if self._wants("update_norm") and self._index(optimizer) < MAX_OPTIMIZERS and self._room_for_copies(parameters):
-            self.before[id(optimizer)] = [values.local(p.detach()).clone() for p in parameters]
+            self.before[id(optimizer)] = values.copies(self.torch, parameters)
 
     def step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         index = self._index(optimizer)
@@ -581,9 +581,7 @@ class Session:
                 add("param_norm" + suffix, norm, self.step, None, None, None)
         before = self.before.pop(id(optimizer), None)
         if before is not None:
-            with torch.no_grad():
-                moved = [values.local(p.detach()) - old for p, old in zip(parameters, before)]
-            norm = values.total_norm(torch, moved)
+            norm = values.total_norm(torch, values.moved(torch, parameters, before))
             if norm is not None:
                 add("update_norm" + suffix, norm, self.step, None, None, None)
 

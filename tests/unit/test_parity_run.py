@@ -1,7 +1,9 @@
 """`parity run`: its options and exit codes, and the parts of the hooks that need no whole job."""
 
 import json
+import math
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from parity import run, summary
-from parity.hooks import batches, coverage, options, sources
+from parity.hooks import batches, coverage, options, sources, values
 from parity.hooks.install import AfterImport
 from parity.hooks.perturb import Nudger
 
@@ -222,6 +224,67 @@ def test_masks_of_ones_are_content():
 def test_class_labels_are_hashed_whole():
     assert streamed(torch.tensor([3, 0, 0]))["hash"] != streamed(torch.tensor([3, 0, 1]))["hash"]
     assert streamed(torch.tensor([3, 0, 0]))["tokens"] is None
+
+
+def by_hand(values, first=0):
+    """The hash of one row of 64-bit words, in plain Python."""
+    mask, total = 2**64 - 1, 0
+    for index, value in enumerate(values, first):
+        z = (value & mask) ^ (index * 0x9E3779B97F4A7C15 & mask)
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
+        total = (total + (z ^ (z >> 31))) & mask
+    return total
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 4), (3, 1, 9), (2, 3, 50, 70)])
+def test_images_are_hashed_by_their_bytes(shape):
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    width = images[0].numel()
+    wanted = []
+    for image in images:
+        data = bytes(image.flatten().tolist()) + b"\0" * (-width % 8)
+        wanted.append(by_hand(struct.unpack(f"<{len(data) // 8}q", data), width))
+    total = sum(by_hand([row], index) for index, row in enumerate(wanted)) % 2**64
+    assert streamed(images)["hash"] == {"ids": f"{total:016x}"}
+    assert streamed(images.flip(0))["hash"] != streamed(images)["hash"] == streamed(images[:1], images[1:])["hash"]
+    assert streamed(images.transpose(1, 2).contiguous().transpose(1, 2)) == streamed(images)  # strides do not matter
+    shifted = torch.cat([images.flatten()[:1], images.flatten()])[1:].view(shape)  # nor does the place in memory
+    assert streamed(shifted) == streamed(images)
+    changed = images.clone()
+    changed[-1].view(-1)[-1] ^= 1
+    assert streamed(changed)["hash"] != streamed(images)["hash"]
+
+
+def test_wide_integers_are_hashed_by_their_values(monkeypatch):
+    labels = torch.randint(-9, 9, (2, 5, 7), generator=torch.Generator().manual_seed(0))
+    wanted = sum(by_hand([by_hand(row.flatten().tolist())], index) for index, row in enumerate(labels)) % 2**64
+    assert streamed(labels)["hash"] == streamed(labels.to(torch.int32))["hash"] == {"ids": f"{wanted:016x}"}
+    monkeypatch.setattr(batches, "CACHED", 16)
+    assert streamed(labels)["hash"] == {"ids": f"{wanted:016x}"}
+
+
+def test_norms_over_many_tensors_are_those_of_one_long_vector():
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(n, 3, generator=generator, requires_grad=True) for n in range(1, 40)]
+    whole = torch.cat([t.detach().flatten() for t in tensors])
+    assert values.total_norm(torch, tensors).item() == pytest.approx(whole.norm().item(), rel=1e-6)
+    mixed = [*tensors, whole.to(torch.bfloat16), whole.double(), whole.to(torch.float8_e5m2), torch.zeros(0)]
+    wanted = math.sqrt(sum(t.detach().double().square().sum().item() for t in mixed))
+    assert values.total_norm(torch, mixed).item() == pytest.approx(wanted, rel=1e-6)
+    assert values.total_norm(torch, [torch.zeros(0)]) is None
+    half = [torch.full((4,), 3.0, dtype=torch.bfloat16), torch.full((4,), 0.01, dtype=torch.bfloat16)]
+    assert values.total_norm(torch, half).dtype == torch.float32
+
+
+@pytest.mark.parametrize("more", [[], [torch.arange(4)], [torch.ones(3).to(torch.float8_e4m3fn)]])
+def test_updates_are_what_the_parameters_moved_by(more):
+    tensors = [torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.tensor(2.0).double())]
+    before = values.copies(torch, [*tensors, *more])
+    with torch.no_grad():
+        tensors[0].add_(0.5)
+    found = values.moved(torch, [*tensors, *more][:3], before)
+    assert found[0].abs().tolist() == [0.5] * 4 and found[1].item() == 0.0 and tensors[0].tolist() == [1.5] * 4
 
 
 def test_floating_inputs_are_counted_and_not_hashed():
