@@ -412,8 +412,8 @@ if __name__ == "__main__":
         1e-2, 40, name="sdpa_backend, from eager", tiny=SMALL_LLAMA,
     ),
     Case(
-        "sdpa_backend", "new_shapes_slow_steps", gpt(length="LENGTH - 8 * (step % 60) - 1"), 2e-2, 60,
-        name="sdpa_backend, varying shapes", tiny=SMALL_GPT,
+        "cudnn_attention", "new_shapes_slow_steps", gpt(length="LENGTH - 8 * (step % 60) - 1"), 2e-2, 60,
+        tiny=SMALL_GPT,
         may_lose="torch chooses cuDNN's attention only where its own order of backends says so",
     ),
     Case(

@@ -14,6 +14,7 @@ from typing import Any
 import libcst as cst
 
 from scripts.propose.codemod import (
+    File,
     Refusal,
     assigned,
     blocks,
@@ -25,6 +26,7 @@ from scripts.propose.codemod import (
     replaced,
     texts,
     walk,
+    with_keyword,
 )
 
 
@@ -57,7 +59,41 @@ def compiled(tree: Path, finding: dict[str, Any], spec: dict[str, Any], options:
                 line = cst.parse_statement(f"{name}.compile({options})\n")
                 changes = {statement: lambda updated, line=line: cst.FlattenSentinel([updated, line])}
                 return {file.path: replaced(file.module, changes).code}
+    for file in files(tree, finding, spec, "self.model", "self.net", "TrainingArguments"):
+        changes = _own_model(file, options) or _trainer(file, options)
+        if changes:
+            return {file.path: replaced(file.module, changes).code}
     raise Refusal("no line that makes the model in the block that uses it")
+
+
+def _own_model(file: File, options: str) -> dict[cst.CSTNode, Any]:
+    """`self.model.compile()` behind `self.model = ...` in a class that calls it: trainers, Lightning modules."""
+    for owner in walk(file.module):
+        if not isinstance(owner, cst.ClassDef):
+            continue
+        called = {dotted(node.func) for node in walk(owner.body) if isinstance(node, cst.Call)}
+        for statement in walk(owner.body):
+            if not isinstance(statement, cst.SimpleStatementLine) or not isinstance(statement.body[0], cst.Assign):
+                continue
+            name = dotted(statement.body[0].targets[0].target)
+            value = statement.body[0].value
+            if name not in ("self.model", "self.net") or name not in called or not isinstance(value, cst.Call):
+                continue
+            if re.search(r"Lazy\w+\(", code(value)):
+                raise Refusal(f"{file.path}: lazy layers get their weights in the first call, which cannot be compiled")
+            line = cst.parse_statement(f"{name}.compile({options})\n")
+            return {statement: lambda updated, line=line: cst.FlattenSentinel([updated, line])}
+    return {}
+
+
+def _trainer(file: File, options: str) -> dict[cst.CSTNode, Any]:
+    """`torch_compile=True` of a Hugging Face trainer; its dynamic shapes are torch's own choice."""
+    for node in walk(file.module):
+        if isinstance(node, cst.Call) and (file.qualified(node.func) or "").endswith("TrainingArguments"):
+            if options:
+                raise Refusal(f"{file.path}: the trainer compiles the model itself, without this option")
+            return {node: lambda updated: with_keyword(updated, "torch_compile", "True")}
+    return {}
 
 
 def _place(block: Sequence[Any]) -> tuple[Any, str] | None:

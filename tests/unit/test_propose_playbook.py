@@ -1076,13 +1076,12 @@ def test_sdpa_backend(tmp_path: Path) -> None:
     )
     assert "attn_implementation='sdpa'" in apply(tmp_path, "sdpa_backend", before)["train.py"]
     refuse(tmp_path / "w", "sdpa_backend", before + "model(x, output_attentions=True)\n", "attention weights")
-    varying = tmp_path / "v"
-    varying.mkdir()
+
+
+def test_cudnn_attention(tmp_path: Path) -> None:
     source = 'import torch\nimport torch.nn.functional as F\n\nif __name__ == "__main__":\n    F.scaled_dot_product_attention(q, k, v)\n'
-    (varying / "train.py").write_text(source)
-    finding = {"id": "new_shapes_slow_steps", "anchors": []}
-    edits = fixes()["sdpa_backend"].fix(varying, finding, GPU)
-    assert "import torch.nn.functional as F\n\ntorch.backends.cuda.enable_cudnn_sdp(False)\n" in edits["train.py"]
-    for spec, why in ((WRITER, "no GPU"), ({**GPU, "constraints": {"forbid": ["global_flags"]}}, "forbid")):
-        with pytest.raises(Refusal, match=why):
-            fixes()["sdpa_backend"].fix(varying, finding, spec)
+    text = apply(tmp_path, "cudnn_attention", source, GPU)["train.py"]
+    assert "import torch.nn.functional as F\n\ntorch.backends.cuda.enable_cudnn_sdp(False)\n" in text
+    refuse(tmp_path / "c", "cudnn_attention", source, "no GPU")
+    refuse(tmp_path / "f", "cudnn_attention", source, "forbid", {**GPU, "constraints": {"forbid": ["global_flags"]}})
+    refuse(tmp_path / "n", "cudnn_attention", "import torch\n", "no fused attention", GPU)

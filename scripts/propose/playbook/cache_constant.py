@@ -464,11 +464,13 @@ def _with_function(
             )
         ]
         body = [*([head, *lines[1:-1]] if len(lines) > 1 else []), *tail]
+        behind = run[-1].trailing_whitespace
     else:
+        behind = cst.TrailingWhitespace()
         body = [head, *lines[1:], *function.body.body]
     function = _decorated(file)(function.with_changes(body=function.body.with_changes(body=body)))
     made = cst.parse_statement(f"{', '.join(outputs)} = {name}({', '.join(arguments)})\n").with_changes(
-        leading_lines=run[0].leading_lines
+        leading_lines=run[0].leading_lines, trailing_whitespace=behind
     )
     changes: dict[cst.CSTNode, Any] = {line: cst.RemoveFromParent() for line in run[1:]}
     changes[run[0]] = made

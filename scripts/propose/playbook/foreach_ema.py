@@ -91,7 +91,7 @@ def _listed(file: File, loop: cst.For, torch: str) -> dict[cst.CSTNode, Any]:
             raise Refusal(f"the name {name!r} is taken")
     append = cst.parse_module(f"averages.append({update.average})\nvalues.append({update.value})\n").body
     comments = [x for line in lines for x in line.leading_lines if x.comment]
-    first = append[0].with_changes(leading_lines=comments)
+    first = append[0].with_changes(leading_lines=comments, trailing_whitespace=lines[-1].trailing_whitespace)
     collected = inner if inner is not None else loop
     new_body = collected.body.with_changes(body=[first, *append[1:]])
     new_loop = loop.with_changes(leading_lines=[], body=new_body)
