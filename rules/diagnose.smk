@@ -31,6 +31,7 @@ rule findings:
         quality="results/{device}/{workload}/trace/quality.json",
         views="results/{device}/{workload}/trace/views/views.json",
         aa="results/{device}/{workload}/timing/aa.json",
+        env="results/{device}/{workload}/env.json",
         code=code("diagnose.findings", FIXES),
     output:
         "results/{device}/{workload}/findings.json",
@@ -41,7 +42,7 @@ rule findings:
         views=subpath(input.views, parent=True),
     shell:
         "python -m scripts.diagnose.findings --spec {input.spec} --structure {input.structure} --views {params.views}"
-        " --events {params.events} --runs {input.aa} -o {output} 2> {log}"
+        " --events {params.events} --runs {input.aa} --environment {input.env} -o {output} 2> {log}"
 
 
 rule brief:

@@ -108,7 +108,14 @@ def _constants(path: Path) -> dict[str, Any]:
 
 
 def load(
-    spec: Path, structure: Path, views: Path, events: Path, *, runs: list[Path], profiled: Path | None = None
+    spec: Path,
+    structure: Path,
+    views: Path,
+    events: Path,
+    *,
+    runs: list[Path],
+    profiled: Path | None = None,
+    environment: Path | None = None,
 ) -> Job:
     """A job from its files. Raises InputError."""
     specification = read_json(spec, "spec") if spec else {}
@@ -142,7 +149,7 @@ def load(
         summary["headline"],
         summary["device"],
         profiled_run,
-        {**_records(folder), **_imports([*(p.parent for p in map(Path, runs)), folder])},
+        {**_records(folder), **_imports([*(p.parent for p in map(Path, runs)), folder]), **_packages(environment)},
     )
 
 
@@ -186,6 +193,14 @@ def _imports(folders: list[Path]) -> dict[str, float]:
     return {}
 
 
+def _packages(environment: Path | None) -> dict[str, list[str]]:
+    """Names of the packages that the job's environment has; {} where it is not known."""
+    if environment is None:
+        return {}
+    lock = read_json(environment, "env").get("lock") or []
+    return {"packages": [line.partition("==")[0].partition(" @")[0].strip() for line in lock]}
+
+
 def _first_mark(line: str) -> int | None:
     try:
         return json.loads(line).get("end_ns")
@@ -226,12 +241,21 @@ def main(argv: list[str] | None = None) -> int:
         default=[],
         help="aa.json, or run.json files of unprofiled runs; none: the trace is the job",
     )
+    parser.add_argument("--environment", type=Path, help="env.json, whose lock says which packages the job has")
     parser.add_argument("--run", type=Path, help="folder of the profiled run (default: the folder that holds --views)")
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args(argv)
     if not args.events.is_dir():
         raise InputError(f"{args.events}: no such folder; run the rule parse first")
-    job = load(args.spec, args.structure, args.views, args.events, runs=args.runs, profiled=args.run)
+    job = load(
+        args.spec,
+        args.structure,
+        args.views,
+        args.events,
+        runs=args.runs,
+        profiled=args.run,
+        environment=args.environment,
+    )
     write_json(args.output, "wholejob/findings@1", diagnose(job, detectors.modules(), known_fixes()))
     return 0
 

@@ -253,6 +253,16 @@ class _Reader(ast.NodeVisitor):
         for child in node.orelse:
             self.visit(child)
 
+    def visit_Try(self, node: ast.Try) -> None:
+        caught = {self.dotted(t) for h in node.handlers for t in _exceptions(h.type)}
+        if caught & {"ImportError", "ModuleNotFoundError", "Exception", ""}:
+            for statement in node.body:
+                names = [a.name for a in statement.names] if isinstance(statement, ast.Import) else []
+                names += [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
+                for name in names:
+                    self.add("optional_import", statement, "import", package=name.partition(".")[0])
+        self.generic_visit(node)
+
     def visit_With(self, node: ast.With | ast.AsyncWith) -> None:
         gradless = any(
             isinstance(i.context_expr, ast.Call) and self.dotted(i.context_expr.func) in GRAD_FREE for i in node.items
@@ -584,6 +594,13 @@ def _precedes(product: ast.expr, middle: ast.expr) -> bool:
         return True
     around = any(node is middle for node in ast.walk(product))
     return not around and (product.lineno, product.col_offset) < (middle.lineno, middle.col_offset)
+
+
+def _exceptions(kind: ast.expr | None) -> list[ast.expr]:
+    """What an except clause names; a bare one is the empty name."""
+    if kind is None:
+        return [ast.Name("")]
+    return list(kind.elts) if isinstance(kind, ast.Tuple) else [kind]
 
 
 def _plain(node: ast.expr) -> Any:

@@ -161,71 +161,39 @@ class Recorder:
         end = self.now()
         if self.rank:
             return
-        with (self.out / "records" / "steps.jsonl").open("w") as file:
-            file.write(
-                json.dumps(
-                    {
-                        "schema": "parity/steps@1",
-                        "process_start_ns": self.start,
-                        "torch_imported_ns": self.imported,
-                        "first_activity_ns": self.first,
-                        "imports_ns": self.imports,
-                        "device_init_ns": self.device_ns,
-                    }
-                )
-                + "\n"
-            )
-            for number, (begin, mark) in enumerate(self.marks):
-                file.write(
-                    json.dumps(
-                        {"step": number, "begin_ns": begin, "end_ns": mark, "device_ms": None, "epoch_offset_ns": None}
-                    )
-                    + "\n"
-                )
+        write_steps(
+            self.out / "records",
+            self.marks,
+            process_start_ns=self.start,
+            torch_imported_ns=self.imported,
+            first_activity_ns=self.first,
+            imports_ns=self.imports,
+            device_init_ns=self.device_ns,
+        )
         with (self.out / "records" / "rank0.jsonl").open("w") as file:
             header = {"schema": "parity/records@1", "torch": self.torch.__version__, "backend": self.flags()}
             for row in [header, *self.batches]:
                 file.write(json.dumps(row) + "\n")
         usage, gpu = resource.getrusage(resource.RUSAGE_SELF), self.torch.cuda.is_initialized()
         since = [(mark - self.start) / 1e9 for _, mark in self.marks]
-        run = {
-            "schema": "wholejob/run@1",
-            "kind": "timed" if self.plain else "profiled",
-            "status": "ok",
-            "reason": None,
-            "seed": 0,
-            "perturb": None,
-            "command": sys.argv,
-            "tree": None,
-            "environment": {
+        run = run_document(
+            kind="timed" if self.plain else "profiled",
+            command=sys.argv,
+            environment={
                 "torch": self.torch.__version__,
                 "cores": len(os.sched_getaffinity(0)),
                 "gpus": devices() if gpu else [],
             },
-            "started_ns": time.time_ns(),
-            "wall_s": (end - self.start) / 1e9,
-            "cpu_user_s": usage.ru_utime,
-            "cpu_system_s": usage.ru_stime,
-            "peak_rss_bytes": usage.ru_maxrss * 1024,
-            "peak_device_bytes": self.torch.cuda.max_memory_allocated() if gpu else None,
-            "exit_code": 0,
-            "signal": None,
-            "load_at_start": None,
-            "network": "open",
-            "files": "open",
-            "outputs": [],
-            "outputs_missing": [],
-            "files_written": [],
-            "tree_verified": None,
-            "protected_unchanged": True,
-            "records": {},
-            "first_step_s": since[0] if since else None,
-            "last_step_s": since[-1] if since else None,
-            "median_step_s": None,
-            "steps": len(since),
-            "phases": {},
-            "warnings": [],
-        }
+            started_ns=time.time_ns(),
+            wall_s=(end - self.start) / 1e9,
+            cpu_user_s=usage.ru_utime,
+            cpu_system_s=usage.ru_stime,
+            peak_rss_bytes=usage.ru_maxrss * 1024,
+            peak_device_bytes=self.torch.cuda.max_memory_allocated() if gpu else None,
+            first_step_s=since[0] if since else None,
+            last_step_s=since[-1] if since else None,
+            steps=len(since),
+        )
         (self.out / "run.json").write_text(json.dumps(run, indent=1))
 
     def flags(self):
@@ -236,6 +204,41 @@ class Recorder:
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "matmul_tf32": torch.backends.cuda.matmul.allow_tf32,
         }
+
+
+def write_steps(records, marks, **head):
+    """steps.jsonl of docs/formats.md from pairs (begin, end) in ns."""
+    with (Path(records) / "steps.jsonl").open("w") as file:
+        file.write(json.dumps({"schema": "parity/steps@1", **head}) + "\n")
+        for number, (begin, mark) in enumerate(marks):
+            row = {"step": number, "begin_ns": begin, "end_ns": mark, "device_ms": None, "epoch_offset_ns": None}
+            file.write(json.dumps(row) + "\n")
+
+
+def run_document(**known):
+    """run.json of docs/formats.md of a run that went well; what is not given is unknown."""
+    unknown = ["reason", "perturb", "tree", "started_ns", "wall_s", "cpu_user_s", "cpu_system_s", "peak_rss_bytes"]
+    unknown += ["peak_device_bytes", "signal", "load_at_start", "tree_verified"]
+    unknown += ["first_step_s", "last_step_s", "median_step_s"]
+    plain = {
+        "schema": "wholejob/run@1",
+        "kind": "timed",
+        "status": "ok",
+        "seed": 0,
+        "command": [],
+        "environment": {},
+        "exit_code": 0,
+        "network": "open",
+        "files": "open",
+        "outputs": [],
+        "outputs_missing": [],
+        "files_written": [],
+        "protected_unchanged": True,
+        "records": {},
+        "phases": {},
+        "warnings": [],
+    }
+    return {**plain, **dict.fromkeys(unknown), **known}
 
 
 def devices():

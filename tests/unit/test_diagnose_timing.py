@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,51 +12,20 @@ import pytest
 from scripts.common.errors import InputError
 from scripts.diagnose import timing
 
-RUN = {
-    "schema": "wholejob/run@1",
-    "kind": "timed",
-    "status": "ok",
-    "reason": None,
-    "seed": 0,
-    "perturb": None,
-    "command": [],
-    "tree": None,
-    "environment": {},
-    "started_ns": 1,
-    "wall_s": 10.0,
-    "cpu_user_s": 9.0,
-    "cpu_system_s": 0.5,
-    "peak_rss_bytes": 1,
-    "peak_device_bytes": None,
-    "exit_code": 0,
-    "signal": None,
-    "load_at_start": None,
-    "network": "open",
-    "files": "open",
-    "outputs": [],
-    "outputs_missing": [],
-    "files_written": [],
-    "tree_verified": None,
-    "protected_unchanged": True,
-    "records": {},
-    "first_step_s": 2.1,
-    "last_step_s": 9.5,
-    "median_step_s": None,
-    "steps": 60,
-    "phases": {},
-    "warnings": [],
-}
+sys.path.insert(0, str(Path(__file__).parents[1] / "planted"))
+
+import record
 
 
-def run_folder(tmp_path: Path, durations: list[float], **fields: object) -> Path:
-    (tmp_path / "records").mkdir(parents=True, exist_ok=True)
-    lines, at = [json.dumps({"schema": "parity/steps@1"})], 0
-    for step, seconds in enumerate(durations):
-        lines.append(json.dumps({"step": step, "begin_ns": at, "end_ns": at + int(seconds * 1e9)}))
-        at += int(seconds * 1e9)
-    (tmp_path / "records" / "steps.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({**RUN, "steps": len(durations), **fields}), encoding="utf-8")
+def run_folder(folder: Path, durations: list[float], **fields: object) -> Path:
+    """run.json of a timed run of 10 s with steps of these lengths, one after the other."""
+    (folder / "records").mkdir(parents=True, exist_ok=True)
+    ends = list(itertools.accumulate(int(seconds * 1e9) for seconds in durations))
+    record.write_steps(folder / "records", list(itertools.pairwise([0, *ends])))
+    known = {"wall_s": 10.0, "cpu_user_s": 9.0, "cpu_system_s": 0.5, "first_step_s": 2.1, "last_step_s": 9.5}
+    document = {**known, "started_ns": 1, "peak_rss_bytes": 1, "steps": len(durations), **fields}
+    path = folder / "run.json"
+    path.write_text(json.dumps(record.run_document(**document)), encoding="utf-8")
     return path
 
 

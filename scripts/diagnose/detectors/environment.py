@@ -42,7 +42,7 @@ def detect(job: Job) -> list[Finding]:
         *cpu_build(job, environment, header),
         *debug(job),
         *threads(job, environment, header),
-        *packages(job, header),
+        *packages(job),
         *clocks(environment),
         *shared(job, environment),
     ]
@@ -137,10 +137,11 @@ def threads(job: Job, environment: Row, header: Row) -> list[Finding]:
     ]
 
 
-def packages(job: Job, header: Row) -> list[Finding]:
-    """Optional accelerators that the source asks for (an import inside try) and that the environment lacks."""
-    known = header.get("packages")
-    if not isinstance(known, dict):
+def packages(job: Job) -> list[Finding]:
+    """Optional accelerators that the source asks for (an import inside try) and that the environment's lock lacks. No
+    ceiling: what the code that was not taken would cost is in no trace."""
+    known = job.records.get("packages")
+    if known is None:
         return []
     wanted = {s["detail"]["package"]: s for s in job.sites("optional_import")}
     missing = [
@@ -156,7 +157,7 @@ def packages(job: Job, header: Row) -> list[Finding]:
             f"The job can use {', '.join(missing)}, which is not installed",
             "It falls back to slower code silently.",
             [anchor(wanted[n]) for n in missing],
-            [evidence("missing", ", ".join(ACCELERATORS[n] for n in missing), "", "source and recorder's header")],
+            [evidence("missing", ", ".join(ACCELERATORS[n] for n in missing), "", "source and env.json")],
         )
     ]
 
