@@ -250,10 +250,11 @@ class Writer:
     """A class's Parquet file, one row group a `write`: zstd, delta-packed integers, dictionary strings.
 
     `present` are the columns that have a value somewhere; a column that is null throughout costs a fifth of the
-    writing and is left out. Statistics only where a reader filters (ts_ns, rank).
+    writing and is left out. Statistics only where a reader filters (ts_ns, rank). `repeated`: many rows share their
+    `args`.
     """
 
-    def __init__(self, path: str | Path, cls: str, present: Iterable[str]) -> None:
+    def __init__(self, path: str | Path, cls: str, present: Iterable[str], *, repeated: bool = False) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -265,7 +266,7 @@ class Writer:
             self.schema,
             compression="zstd",
             compression_level=1,
-            use_dictionary=[c.name for c in self.columns if c.type == TEXT],
+            use_dictionary=[c.name for c in self.columns if c.type == TEXT or (repeated and c.type == PLAIN)],
             column_encoding={c.name: "DELTA_BINARY_PACKED" for c in self.columns if c.type in (INT, SMALL)},
             write_statistics=["ts_ns", "rank"],
             data_page_version="2.0",

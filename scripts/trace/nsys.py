@@ -1,9 +1,11 @@
 """Nsight Systems exports (`nsys export --type sqlite`, schemas 3.11 to 3.25) as the same tables as a torch.profiler
 trace.
 
-Tables and columns that an export lacks are done without; those that have no place in our tables are named, with their
-rows, in
-quality.json (`not_carried`). Batches come through ADBC as Arrow, so no row becomes a Python object: 0.7 us a row.
+Tables and columns that an export lacks are done without. Columns that have no place in our tables stand in `args` as
+JSON, under their own names; tables that have none are named, with their rows, in quality.json (`not_carried`), and so
+are such columns of tables of more than a million rows, unless `--all-columns` asks for them (a third more CPU time). The other
+names of a kernel (`shortName`, `mangledName`) are long and follow from the first: they are rows of `metadata`, once a
+name. Batches come through ADBC as Arrow, so no row becomes a Python object: 0.7 us a row.
 Each kernel, copy and memset gets the innermost NVTX range around its launch (`range`): one sweep over ranges and
 calls, linear after a sort.
 """
@@ -18,11 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from scripts.trace import dataset, scan
+from scripts.trace import dataset, leftover, scan
 from scripts.trace.blocks import Parsed
+from scripts.trace.grouping import Groups
 from scripts.trace.runs import Dictionary, Run, Spool, make_run
 
 BATCH = 1 << 16
+ALL_COLUMNS_BELOW = 1 << 20  # rows of a table: columns without a place of more are counted, unless all are asked for
 MAGIC = b"SQLite format 3\0"
 _COPIES = {
     1: "HtoD",
@@ -39,6 +43,8 @@ _COPIES = {
 _MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static"}
 _SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
 _PUSH_POP, _START_END, _MARK = 59, 60, 34
+_RANGES = "(59, 60, 34, 70, 71)"
+_REFERENCE = re.compile(r"(?:^name|Name|^text|Text)(?:Id)?$")  # integer columns that name rows of StringIds
 _VERSION = re.compile(r"_v\d+$")
 _COUNTED = "select count(*) from "
 
@@ -49,15 +55,18 @@ def is_export(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def parse_file(path: Path, source: int, spool: Spool, kernel: Any) -> Parsed:
-    """Read an export into runs. `Parsed.found` is False where the database holds none of the event tables, or is
-    damaged."""
+def parse_file(path: Path, source: int, spool: Spool, kernel: Any, *, all_columns: bool = False) -> Parsed:
+    """Read an export into runs. `all_columns`: keep columns without a place however large their table is.
+
+    `Parsed.found` is False where the database holds none of the event tables, or is damaged.
+    """
     parsed = Parsed(
         path, source, stats=np.zeros(scan.STATISTICS, np.int64), file_bytes=path.stat().st_size, kind="nsys"
     )
     parsed.bytes_read = parsed.file_bytes
     try:
         export = _Export(path, source, spool, kernel)
+        export.all_columns = all_columns
         try:
             _read_all(export)
         finally:
@@ -80,7 +89,13 @@ class _Export:
         self.path, self.source, self.spool, self.kernel = path, source, spool, kernel
         self.connection = sqlite3.connect(f"file:{_quoted(path)}?mode=ro&immutable=1", uri=True)
         tables = [row[0] for row in self.connection.execute("select name from sqlite_master where type = 'table'")]
-        self.columns = {t: [r[1] for r in self.connection.execute(f'pragma table_info("{t}")')] for t in tables}
+        information = {t: self.connection.execute(f'pragma table_info("{t}")').fetchall() for t in tables}
+        self.columns = {table: [row[1] for row in rows] for table, rows in information.items()}
+        self.integers = {
+            (table, row[1]) for table, rows in information.items() for row in rows if "INT" in row[2].upper()
+        }
+        self.not_carried: dict[str, int] = {}
+        self.all_columns = False
         self.arrow = _adbc(path)
         self.texts: dict[str, int] = {}
         self.dictionary = Dictionary()
@@ -102,17 +117,63 @@ class _Export:
         if self.arrow is not None:
             self.arrow.close()
 
-    def batches(self, table: str, wanted: list[str], where: str = "") -> Iterator[dict[str, Any]]:
-        """The wanted columns of a table in batches, as int64 arrays with `scan.NULL`; None for a column that it
-        lacks."""
+    def batches(
+        self, table: str, wanted: list[str], where: str = "", aside: tuple[str, ...] = ()
+    ) -> Iterator[dict[str, Any]]:
+        """The wanted columns of a table in batches, as int64 arrays with `scan.NULL`; None for a column that it lacks.
+
+        `args` holds the other columns (`leftover.texts`), except those in `aside`.
+        """
         there = [name for name in wanted if name in self.columns.get(table, ())]
-        if not there:
+        if wanted[0] not in there:
+            self._count(table, "")
             return
-        query = f"select {', '.join(there)} from {table} {where}"
+        others = [name for name in self.columns[table] if name not in wanted and name not in aside]
+        if others and not self.all_columns and (rows := self._rows(table)) > ALL_COLUMNS_BELOW:
+            self.not_carried |= {f"{table}.{name}": rows for name in others}
+            others = []
+        numbers = [name for name in others if (table, name) in self.integers]
+        written = [name for name in others if name not in numbers and self._any(table, name, where)]
+        query = f'select {", ".join(map(_name, [*there, *numbers]))} from "{table}" {where}'
+        texts = f'select {", ".join(map(_name, written))} from "{table}" {where}' if written else ""
+        cursor = self.connection.execute(texts) if texts else None
         for columns in (
             _arrow_batches(self.arrow, query) if self.arrow is not None else _row_batches(self.connection, query)
         ):
-            yield {**dict.fromkeys(wanted), **dict(zip(there, columns))}
+            rows = len(columns[0])
+            rest: dict[str, Any] = {name: self._resolved(name, c) for name, c in zip(numbers, columns[len(there) :])}
+            if cursor is not None:
+                rest |= dict(zip(written, map(list, zip(*cursor.fetchmany(rows)))))
+            yield {**dict.fromkeys(wanted), **dict(zip(there, columns)), "args": leftover.texts(rest, rows)}
+
+    def _any(self, table: str, column: str, where: str) -> bool:
+        """Whether a column holds anything."""
+        condition = f"{where} and" if where else "where"
+        found = self.connection.execute(f'select 1 from "{table}" {condition} {_name(column)} is not null limit 1')
+        return found.fetchone() is not None
+
+    def _resolved(self, column: str, values: Any) -> Any:
+        """Numbers of StringIds as their texts; any other column as it is."""
+        if not _REFERENCE.search(column) or not len(self.strings):
+            return values
+        said, texts = self.named(values), self.said()
+        return [
+            texts[one] if one >= 0 else (None if value == scan.NULL else value)
+            for one, value in zip(said.tolist(), values.tolist())
+        ]
+
+    def said(self) -> list[str]:
+        """The texts by number."""
+        return list(self.texts)
+
+    def _rows(self, table: str, where: str = "") -> int:
+        return int(self.connection.execute(f'{_COUNTED} "{table}" {where}').fetchone()[0])
+
+    def _count(self, table: str, where: str, name: str = "") -> None:
+        """Name rows that have no place in our tables."""
+        count = self._rows(table, where)
+        if count:
+            self.not_carried[name or table] = count
 
     def text(self, value: str) -> int:
         """Number of a text."""
@@ -137,6 +198,13 @@ class _Export:
         if not rows:
             return
         kept: dict[int, Any] = {}
+        raw = None
+        others = columns.pop("args", None)
+        if others is not None and len(others[1]) <= max(rows // 4, 64):  # few texts: numbers of them
+            numbers = [self.text(text.decode()) if text else -1 for text in others[1]]
+            kept[scan.ARGS] = np.array(numbers, np.int32)[others[0]]
+        elif others is not None:
+            raw, kept[scan.ARGS], kept[scan.ARGS_LENGTH] = leftover.raw(others)
         for key, values in columns.items():
             number = key if isinstance(key, int) else scan.column_index(cls, key)
             if values is None:
@@ -146,7 +214,21 @@ class _Export:
             if number == scan.TS or (values != (-1 if values.dtype == np.int32 else scan.NULL)).any():
                 kept[number] = values
         self.untimed += int((kept[scan.TS] == scan.NULL).sum())
-        self.runs.append(make_run(self.spool, c, self.source, kept, self.dictionary, None, lambda *_: None))
+        self.runs.append(make_run(self.spool, c, self.source, kept, self.dictionary, raw, self.kernel.gather))
+
+    def add_names(self, name: str, pid: Any, tid: Any, labels: Any, others: dict[str, Any]) -> None:
+        """Metadata rows of one name; `others` become `args`."""
+        rows = len(labels)
+        columns: dict[Any, Any] = {
+            scan.TS: np.full(rows, scan.NULL),
+            scan.NAME: self.text(name),
+            scan.PID: pid,
+            scan.TID: tid,
+            "label": labels,
+            "args": leftover.texts(others, rows),
+        }
+        self.add("metadata", columns)
+        self.untimed -= rows
 
     def process_and_thread(self, ids: Any) -> tuple[Any, Any]:
         """Text numbers of pid and tid of globalTid."""
@@ -181,11 +263,15 @@ def _length(batch: dict[str, Any]) -> Any:
 def _read_ranges(export: _Export, table: str) -> None:
     """NVTX: push/pop and start/end ranges, and marks, as annotations. Read first: the device rows ask for them."""
     has_text, has_id = ("text" in export.columns[table], "textId" in export.columns[table])
-    where = "where eventType in (59, 60, 34, 70, 71)" if "eventType" in export.columns[table] else ""
+    where = f"where eventType in {_RANGES}" if "eventType" in export.columns[table] else ""
+    if where:
+        others = export.connection.execute(f"select distinct eventType from {table} where eventType not in {_RANGES}")
+        for (kind,) in others.fetchall():
+            export._count(table, f"where eventType = {kind}", f"{table} eventType {kind}")
     wanted = ["start", "end", "eventType", "globalTid", *(["textId"] if has_id else [])]
     number = "case when text is not null then rowid end as inline" if has_text else ""
     texts = _inline_texts(export, table) if number else {}
-    for batch in export.batches(table, [*wanted, *(["rowid"] if texts else [])], where):
+    for batch in export.batches(table, [*wanted, *(["rowid"] if texts else [])], where, aside=("text",)):
         kinds = batch["eventType"] if batch["eventType"] is not None else np.full(len(batch["start"]), _PUSH_POP)
         names = export.named(batch["textId"]) if has_id else np.full(len(kinds), -1, np.int32)
         if texts:
@@ -205,6 +291,7 @@ def _read_ranges(export: _Export, table: str) -> None:
                 scan.PID: pid,
                 scan.TID: tid,
                 "phase": phase,
+                "args": batch["args"],
             },
         )
         if batch["end"] is not None:
@@ -255,6 +342,7 @@ def _read_calls(export: _Export, table: str) -> None:
                 scan.PID: pid,
                 scan.TID: tid,
                 "correlation": batch["correlationId"],
+                "args": batch["args"],
             },
         )
         if batch["correlationId"] is not None:
@@ -333,6 +421,7 @@ def _device_columns(export: _Export, batch: dict[str, Any]) -> dict[Any, Any]:
         "stream": stream,
         "context": batch["contextId"],
         "graph_node": batch["graphNodeId"],
+        "args": batch["args"],
     }
     if batch["correlationId"] is not None and batch["globalPid"] is not None:
         columns["range"] = _range_finder(export)(_process_key(batch["globalPid"], batch["correlationId"]))
@@ -345,8 +434,13 @@ _DEVICE = ["start", "end", "deviceId", "streamId", "contextId", "correlationId",
 def _read_kernels(export: _Export, table: str) -> None:
     grid, block = ["gridX", "gridY", "gridZ"], ["blockX", "blockY", "blockZ"]
     shared = ["staticSharedMemory", "dynamicSharedMemory"]
-    wanted = [*_DEVICE, "demangledName", "shortName", "registersPerThread", *grid, *block, *shared]
+    names = ["demangledName", "shortName", "mangledName"]
+    wanted = [*_DEVICE, *names, "registersPerThread", *grid, *block, *shared]
+    known: set[tuple[int, ...]] = set()
     for batch in export.batches(table, wanted):
+        if batch["demangledName"] is not None:
+            pairs = [batch[key] for key in names if batch[key] is not None]
+            known.update(zip(*(column[Groups(*pairs).first].tolist() for column in pairs)))
         name = batch["demangledName"] if batch["demangledName"] is not None else batch["shortName"]
         columns = _device_columns(export, batch)
         columns |= {scan.CAT: export.text("kernel"), "registers": batch["registersPerThread"]}
@@ -358,6 +452,21 @@ def _read_kernels(export: _Export, table: str) -> None:
         if all(batch[part] is not None for part in shared):
             columns["shared_memory"] = batch[shared[0]] + batch[shared[1]]
         export.add("gpu", columns)
+    _add_kernel_names(export, sorted(known), [key for key in names[1:] if key in export.columns[table]])
+
+
+def _add_kernel_names(export: _Export, known: list[tuple[int, ...]], others: list[str]) -> None:
+    """A metadata row a kernel: its name, and the other names that the export has for it in `args`."""
+    if not known or not others:
+        return
+    columns = [np.array(column, np.int64) for column in zip(*known)]
+    export.add_names(
+        "kernel_name",
+        np.full(len(known), -1, np.int32),
+        np.full(len(known), -1, np.int32),
+        export.named(columns[0]),
+        {key: export._resolved(key, column) for key, column in zip(others, columns[1:])},
+    )
 
 
 def _three(packed: int) -> str:
@@ -430,6 +539,7 @@ def _read_host(export: _Export, table: str) -> None:
             scan.CAT: category,
             scan.PID: pid,
             scan.TID: tid,
+            "args": batch["args"],
         }
         columns[scan.NAME] = None if batch["nameId"] is None else export.named(batch["nameId"])
         if cls == "annotation":
@@ -448,7 +558,7 @@ def _read_memory(export: _Export, table: str) -> None:
             scan.CAT: export.text("cuda_memory"),
             scan.NAME: export.text("[memory]"),
         }
-        columns |= {"address": batch["address"], "bytes": size, "device": batch["deviceId"]}
+        columns |= {"address": batch["address"], "bytes": size, "device": batch["deviceId"], "args": batch["args"]}
         export.add("memory", columns)
 
 
@@ -469,6 +579,11 @@ _READERS: dict[str, Callable[[_Export, str], None]] = {
 }
 
 
+_READ = {*_READERS, "StringIds", "ThreadNames", "PROCESSES", "META_DATA_EXPORT", "TARGET_INFO_SESSION_START_TIME",
+         "TARGET_INFO_GPU", "DIAGNOSTIC_EVENT"}  # fmt: skip
+_GPU = {"totalMemory": "totalGlobalMem", "smCount": "numSms"}  # as torch.profiler calls them
+
+
 def _read_names(export: _Export) -> None:
     """Names of processes and threads as metadata rows."""
     for table, name, key, label in (
@@ -477,21 +592,18 @@ def _read_names(export: _Export) -> None:
     ):
         if not {key, label} <= set(export.columns.get(table, ())):
             continue
-        rows = export.connection.execute(f"select {key}, {label} from {table}").fetchall()
+        others = [column for column in export.columns[table] if column not in (key, label)]
+        query = f"select {', '.join(map(_name, [key, label, *others]))} from {table}"
+        rows = export.connection.execute(query).fetchall()
         ids = np.array([row[0] or 0 for row in rows], np.int64)
         if label == "nameId":
             labels = export.named(np.array([-1 if row[1] is None else row[1] for row in rows], np.int64))
         else:
             labels = np.array([-1 if row[1] is None else export.text(str(row[1])) for row in rows], np.int32)
         pid, tid = export.process_and_thread(ids)
-        columns: dict[Any, Any] = {
-            scan.TS: np.full(len(ids), scan.NULL),
-            scan.NAME: export.text(name),
-            scan.PID: pid,
-            scan.TID: tid,
-        }
-        export.add("metadata", {**columns, "label": labels})
-        export.untimed -= len(ids)
+        export.add_names(
+            name, pid, tid, labels, {column: [row[2 + k] for row in rows] for k, column in enumerate(others)}
+        )
 
 
 def _read_header(export: _Export) -> None:
@@ -502,43 +614,28 @@ def _read_header(export: _Export) -> None:
         if _has(export, "META_DATA_EXPORT")
         else {}
     )
-    header["nsys"] = {
-        key.removeprefix("EXPORT_").lower(): meta.get(key)
-        for key in ("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
-    }
+    header["nsys"] = {key.removeprefix("EXPORT_").lower(): value for key, value in meta.items()}
     if "utcEpochNs" in export.columns.get("TARGET_INFO_SESSION_START_TIME", ()):
         row = export.connection.execute("select utcEpochNs from TARGET_INFO_SESSION_START_TIME").fetchone()
         if row and isinstance(row[0], int):
             header["baseTimeNanoseconds"] = row[0]
-    names = {
-        "id": "id",
-        "name": "name",
-        "totalMemory": "totalGlobalMem",
-        "smCount": "numSms",
-        "computeMajor": "computeMajor",
-    }
-    names |= {
-        "computeMinor": "computeMinor",
-        "memoryBandwidth": "memoryBandwidth",
-        "clockRate": "clockRate",
-        "uuid": "uuid",
-    }
-    names["cuDevice"] = "cuDevice"
-    there = [name for name in names if name in export.columns.get("TARGET_INFO_GPU", ())]
-    if there:
-        rows = export.connection.execute(f"select {', '.join(there)} from TARGET_INFO_GPU").fetchall()
-        header["deviceProperties"] = [{names[key]: value for key, value in zip(there, row)} for row in rows]
+    if _has(export, "TARGET_INFO_GPU"):
+        keys = export.columns["TARGET_INFO_GPU"]
+        rows = export.connection.execute("select * from TARGET_INFO_GPU").fetchall()
+        header["deviceProperties"] = [{_GPU.get(key, key): value for key, value in zip(keys, row)} for row in rows]
     if {"severity", "text"} <= set(export.columns.get("DIAGNOSTIC_EVENT", ())):
         rows = export.connection.execute("select text from DIAGNOSTIC_EVENT where severity >= 2 limit 1000").fetchall()
         header["WARNING"] = [str(row[0]) for row in rows]
-    left = {}
-    for table, columns in export.columns.items():
-        event = "start" in columns or "timestamp" in columns or "rawTimestamp" in columns
-        if event and table not in _READERS:
-            count = export.connection.execute(f'{_COUNTED} "{table}"').fetchone()[0]
-            if count:
-                left[table] = count
-    header["not_carried"] = left
+        export._count("DIAGNOSTIC_EVENT", "where severity < 2 or severity is null")
+    for table in export.columns:
+        if table not in _READ and not table.startswith(("ENUM_", "sqlite_")):  # ENUM_*: what nsys' own codes mean
+            export._count(table, "")
+    header["not_carried"] = export.not_carried
+
+
+def _name(column: str) -> str:
+    """A column's name in a query."""
+    return '"' + column.replace('"', '""') + '"'
 
 
 def _has(export: _Export, table: str) -> bool:

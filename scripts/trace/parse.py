@@ -1,6 +1,6 @@
 """torch.profiler traces and Nsight Systems exports to Parquet tables, exactly and in bounded memory.
 
-`python -m scripts.trace.parse TRACE... -o DIR [--jobs N] [--rank R]` writes `DIR/events/<class>.parquet` (columns:
+`python -m scripts.trace.parse TRACE... -o DIR [--jobs N] [--rank R] [--all-columns]` writes `DIR/events/<class>.parquet` (columns:
 `scripts.trace.dataset`)
 and `DIR/quality.json`: what was read, repaired and lost. One trace a rank; the rank is the trace's own
 (distributedInfo), else the file
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import math
 import os
 import re
@@ -36,6 +37,7 @@ from scripts.trace.scanner import Scanner
 
 # Below this many bytes of JSON the plain scanner is done before numba is loaded.
 PLAIN_BELOW = 6 << 20
+_WORKING = re.compile(r"\.events-[a-z0-9_]{8}")  # as tempfile.mkdtemp names them
 _RANK = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.IGNORECASE)
 _LOSSES = (
     ("events", scan.EVENTS),
@@ -58,9 +60,12 @@ def parse(
     jobs: int = 2,
     rank: int | None = None,
     plain: bool | None = None,
+    all_columns: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Parse traces into `out`; returns the contents of `quality.json`.
+
+    `all_columns`: of nsys exports, also the columns without a place of tables of more than a million rows.
 
     `plain` chooses the scanner without numba (None: by size and by what is installed). Raises InputError where a file
     is missing or
@@ -73,10 +78,10 @@ def parse(
         plain = not compiled.available() or sum(map(_estimate, paths)) < PLAIN_BELOW
     existed = out.is_dir()
     out.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".events-", dir=out))
+    folder, lock = _working_folder(out)
     spool = Spool(folder)
     try:
-        inputs = _scan(paths, spool, jobs, plain, progress)
+        inputs = _scan(paths, spool, jobs, plain, all_columns, progress)
         good = [parsed for parsed in inputs if parsed.found]
         if not good:
             refused = inputs[0]
@@ -94,13 +99,54 @@ def parse(
     finally:
         spool.close()
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
         if not existed and not any(out.iterdir()):
             out.rmdir()
     return report
 
 
-def _scan(
-    paths: Sequence[Path], spool: Spool, jobs: int, plain: bool, progress: Callable[[str], None] | None
+def _working_folder(out: Path) -> tuple[Path, int]:
+    """A new hidden folder in `out`, and a descriptor that locks it; those that killed processes left are removed.
+
+    The lock goes with its process, however that ends: a folder whose lock is free is nobody's.
+    """
+    for stale in out.iterdir():
+        if _WORKING.fullmatch(stale.name) and stale.is_dir() and not stale.is_symlink():
+            lock = _locked(stale)
+            if lock is not None:
+                shutil.rmtree(stale, ignore_errors=True)
+                os.close(lock)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=".events-", dir=out))
+        lock = _locked(folder)
+        if lock is None:  # no locks on this file system: then nothing is ever removed
+            return folder, os.open(folder, os.O_RDONLY)
+        if folder.is_dir():
+            return folder, lock
+        os.close(lock)  # another process began at the same time, and found it free
+
+
+def _locked(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock, None where another process does."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _scan(  # noqa: PLR0917
+    paths: Sequence[Path],
+    spool: Spool,
+    jobs: int,
+    plain: bool,
+    all_columns: bool,
+    progress: Callable[[str], None] | None,
 ) -> list[Parsed]:
     """Every input's runs, in order. Small files go side by side, the blocks of a large one do."""
     workers = Workers((lambda: PlainScanner(spool)) if plain else (lambda: Scanner(spool)), jobs, inline=plain)
@@ -108,7 +154,8 @@ def _scan(
     def one(number: int) -> Parsed:
         path = paths[number]
         if nsys.is_export(path):
-            return nsys.parse_file(path, number, spool, scan if plain else compiled.module("scan_compiled"))
+            kernel = scan if plain else compiled.module("scan_compiled")
+            return nsys.parse_file(path, number, spool, kernel, all_columns=all_columns)
         show = _shown(path, progress) if progress else None
         parsed = parse_file(path, number, workers, show)
         if (
@@ -138,7 +185,8 @@ def _write(
         cls = dataset.CLASSES[number]
         runs: dict[int, list[Run]] = {p.source: [r for r in p.runs if r.cls == number] for p in order}
         columns = present([r for mine in runs.values() for r in mine], cls)
-        writer = dataset.Writer(folder / f"{cls}.parquet", cls, columns)
+        repeated = all(parsed.kind == "nsys" for parsed in order)
+        writer = dataset.Writer(folder / f"{cls}.parquet", cls, columns, repeated=repeated)
         for source, mine in runs.items():
             for table in merged(mine, cls, ranks[source], columns):
                 writer.write(table)
@@ -213,6 +261,11 @@ def _input(parsed: Parsed, rank: int | None) -> dict[str, Any]:
         notes.append("the list of events has no closing bracket")
     if parsed.trailing_bytes:
         notes.append(f"{parsed.trailing_bytes} bytes of something else follow the trace")
+    left = parsed.header.get("not_carried") if parsed.kind == "nsys" else None
+    if left and parsed.found:
+        notes.append(
+            f"{sum(left.values())} rows of {len(left)} tables and columns have no place here (header.not_carried)"
+        )
     lost = counts["bad"] or counts["truncated"] or parsed.loss or not parsed.closed
     return {
         "file": parsed.path.name,
@@ -306,6 +359,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="threads (default: %(default)s)")
     parser.add_argument("--rank", type=int, help="rank of the first trace that does not name its own")
     parser.add_argument("--plain", action="store_true", help="use the scanner without numba")
+    parser.add_argument("--all-columns", action="store_true", help="nsys: unknown columns of very large tables too")
     parser.add_argument("--progress", action=argparse.BooleanOptionalAction, default=sys.stderr.isatty())
     arguments = parser.parse_args(argv)
     if arguments.jobs < 1:
@@ -322,6 +376,7 @@ def main(argv: list[str] | None = None) -> int:
         jobs=arguments.jobs,
         rank=arguments.rank,
         plain=arguments.plain or None,
+        all_columns=arguments.all_columns,
         progress=progress if arguments.progress else None,
     )
     if arguments.progress:

@@ -150,7 +150,7 @@ def make_run(  # noqa: PLR0917
     `scan.NULL`.
 
     The columns ARGS and ARGS_LENGTH say where in `raw` each row's raw arguments stand; `gather(raw, starts, lengths)`
-    copies them in order.
+    copies them in order. ARGS alone is a text column: few texts that many rows share.
     """
     times = columns[scan.TS]
     if len(times) > 1 and not (times[1:] >= times[:-1]).all():
@@ -158,10 +158,10 @@ def make_run(  # noqa: PLR0917
         columns = {number: values[order] for number, values in columns.items()}
     kept = {}
     for number, values in columns.items():
-        if number not in (scan.ARGS, scan.ARGS_LENGTH):
+        if scan.ARGS_LENGTH not in columns or number not in (scan.ARGS, scan.ARGS_LENGTH):
             kept[number] = spool.put(np.ascontiguousarray(values))
     run = Run(cls, source, len(times), kept, dictionary, columns[scan.TS][::STEP].copy())
-    if scan.ARGS in columns:
+    if scan.ARGS_LENGTH in columns:
         lengths = columns[scan.ARGS_LENGTH]
         lengths = np.where(lengths == scan.NULL, -1, lengths)
         starts = np.zeros(len(lengths) + 1, np.int64)
@@ -326,10 +326,23 @@ def _raw(parts: list[tuple[Run, int, int]], rows: int, order: Any) -> pa.Array:
     from scripts.trace import arrow
 
     lengths = _column(parts, scan.ARGS, rows, np.int32, -1)
+    shared, at = {}, 0
+    for number, (run, start, stop) in enumerate(parts):
+        if run.raw is None and scan.ARGS in run.columns:
+            mine = lengths[at : at + stop - start]
+            texts = run.dictionary.values()
+            shared[number] = b"".join([texts[one] for one in mine.tolist() if one >= 0])
+            sizes = np.fromiter(map(len, texts), np.int32, len(texts))
+            mine[:] = np.where(mine >= 0, sizes[mine], -1)
+        at += stop - start
     starts = np.zeros(rows + 1, np.int32)
     np.cumsum(np.maximum(lengths, 0), out=starts[1:])
     data, at = np.empty(int(starts[-1]), np.uint8), 0
-    for run, start, stop in parts:
+    for number, (run, start, stop) in enumerate(parts):
+        if number in shared:
+            data[at : at + len(shared[number])] = np.frombuffer(shared[number], np.uint8)
+            at += len(shared[number])
+            continue
         if run.raw is None or run.raw_starts is None:
             continue
         first, last = run.raw_starts.part(start, start + 1)[0], run.raw_starts.part(stop, stop + 1)[0]

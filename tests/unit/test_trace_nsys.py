@@ -3,6 +3,7 @@
 # ruff: noqa: E501
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -151,3 +152,117 @@ def test_real_exports(name: str, kernels: int | None, tmp_path: Path) -> None:
     rows = [r for r in dataset.read(tmp_path, "gpu").to_pylist() if r["cat"] == "kernel"]
     assert [(r["ts_ns"], r["dur_ns"], r["name"], r["correlation"]) for r in rows] == expected
     assert kernels in (None, len(rows))
+    others = ["greenContextId", "launchType", "cacheConfig", "localMemoryPerThread", "localMemoryTotal", "gridId",
+              "sharedMemoryExecuted", "sharedMemoryLimitConfig"]  # fmt: skip
+    query = f"select {', '.join(others)} from CUPTI_ACTIVITY_KIND_KERNEL order by start"
+    expected = [{k: v for k, v in zip(others, row) if v is not None} for row in database.execute(query)]
+    assert [json.loads(row["args"]) for row in rows] == expected
+
+
+UNKNOWN = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": ("launchType integer, gridId integer, note text, weight real", [
+        (1, 7001, "a \"quoted\" note", 0.5), (None, 7002, None, None)]),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": ("returnValue integer, blob blob", [(0, b"\x01\xff"), (0, None), (700, None)]),
+    "NVTX_EVENTS": ("color integer, jsonText text, colorName integer", [(None, None, None), (255, '{"a": 1}', 1), (None, None, None)]),
+}  # fmt: skip
+
+
+def with_unknown_columns(path: Path) -> Path:
+    """`export` with columns and tables that our tables do not know."""
+    database = sqlite3.connect(export(path))
+    for table, (columns, rows) in UNKNOWN.items():
+        for column in columns.split(", "):
+            database.execute(f"alter table {table} add column {column}")
+        names = [column.split()[0] for column in columns.split(", ")]
+        for number, row in enumerate(rows, 1):
+            database.execute(
+                f"update {table} set {', '.join(f'{name} = ?' for name in names)} where rowid = {number}", row
+            )
+    database.execute("insert into NVTX_EVENTS (start, eventType, globalTid) values (1, 75, 9)")
+    database.execute("create table GPU_METRICS (timestamp integer, value integer)")
+    database.execute("create table FAN_SPEEDS (rpm integer)")
+    database.executemany("insert into GPU_METRICS values (?, 1)", [(1,), (2,)])
+    database.execute("insert into FAN_SPEEDS values (1200)")
+    database.commit()
+    database.close()
+    return path
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+def test_columns_without_a_place_are_kept_as_json(arrow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not arrow:
+        monkeypatch.setattr(nsys, "_adbc", lambda path: None)
+    report = parse([with_unknown_columns(tmp_path / "t.sqlite")], tmp_path / "out")
+    args = [
+        [None if row is None else json.loads(row) for row in dataset.read(tmp_path / "out", cls, ["args"])["args"].to_pylist()]
+        for cls in ("gpu", "runtime", "annotation")
+    ]  # fmt: skip
+    assert args[0] == [
+        {"launchType": 1, "gridId": 7001, "note": 'a "quoted" note', "weight": 0.5},
+        {"gridId": 7002},
+        None,
+    ]
+    assert args[1] == [{"returnValue": 0, "blob": "x'01ff'"}, {"returnValue": 0}, {"returnValue": 700}, None]
+    assert args[2] == [None, {"color": 255, "jsonText": '{"a": 1}', "colorName": "gemm<float>"}, None]
+    entry = report["inputs"][0]
+    assert entry["header"]["not_carried"] == {
+        "NVTX_EVENTS eventType 75": 1, "COMPOSITE_EVENTS": 3, "GPU_METRICS": 2, "FAN_SPEEDS": 1,
+    }  # fmt: skip
+    assert "7 rows of 4 tables and columns have no place here" in entry["notes"][0]
+    assert report["status"] == "ok"
+
+
+def test_a_value_of_its_own_in_each_row_is_kept_too(tmp_path: Path) -> None:
+    database = sqlite3.connect(export(tmp_path / "t.sqlite"))
+    database.execute("alter table CUPTI_ACTIVITY_KIND_MEMCPY add column virtualAddress integer")
+    database.execute("alter table CUPTI_ACTIVITY_KIND_MEMCPY add column migrationCause integer")
+    database.executemany(
+        "insert into CUPTI_ACTIVITY_KIND_MEMCPY (start, end, virtualAddress, migrationCause) values (?, ?, ?, ?)",
+        [(1000 + i, 1001 + i, i * 4096 - 5 if i % 10 else None, i % 2) for i in range(500)],
+    )
+    database.commit()
+    parse([tmp_path / "t.sqlite"], tmp_path / "out")
+    rows = dataset.read(tmp_path / "out", "gpu", ["ts_ns", "args"]).to_pylist()[3:]
+    expected = [{"virtualAddress": i * 4096 - 5, "migrationCause": i % 2} for i in range(500)]
+    expected = [{"migrationCause": i % 2} if i % 10 == 0 else row for i, row in enumerate(expected)]
+    assert [json.loads(row["args"]) for row in rows] == expected
+
+
+def test_the_other_names_of_kernels_are_metadata(tmp_path: Path) -> None:
+    database = sqlite3.connect(export(tmp_path / "t.sqlite"))
+    database.execute("alter table CUPTI_ACTIVITY_KIND_KERNEL add column mangledName integer")
+    database.execute("insert into StringIds values (9, '_Z4gemmIfEvv')")
+    database.execute("update CUPTI_ACTIVITY_KIND_KERNEL set mangledName = 9")
+    database.commit()
+    parse([tmp_path / "t.sqlite"], tmp_path / "out")
+    rows = dataset.read(tmp_path / "out", "metadata", ["name", "label", "args"]).to_pylist()
+    assert rows == [{"name": "kernel_name", "label": "gemm<float>", "args": '{"mangledName":"_Z4gemmIfEvv"}'}]
+    assert dataset.read(tmp_path / "out", "gpu", ["args"])["args"].null_count == 3
+
+
+def test_a_table_without_times_is_named_and_read_around(tmp_path: Path) -> None:
+    path = export(tmp_path / "t.sqlite", drop=("CUPTI_ACTIVITY_KIND_KERNEL",))
+    database = sqlite3.connect(path)
+    database.execute("create table CUPTI_ACTIVITY_KIND_KERNEL (gridX integer)")
+    database.execute("insert into CUPTI_ACTIVITY_KIND_KERNEL values (1)")
+    database.commit()
+    report = parse([path], tmp_path / "out")
+    assert report["inputs"][0]["header"]["not_carried"]["CUPTI_ACTIVITY_KIND_KERNEL"] == 1
+    assert report["classes"]["gpu"] == 1
+
+
+def test_unknown_columns_of_very_large_tables_are_counted_unless_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nsys, "ALL_COLUMNS_BELOW", 2)
+    path = with_unknown_columns(tmp_path / "t.sqlite")
+    report = parse([path], tmp_path / "out")
+    left = report["inputs"][0]["header"]["not_carried"]
+    assert {key: rows for key, rows in left.items() if "." in key} == {
+        "CUPTI_ACTIVITY_KIND_RUNTIME.returnValue": 3, "CUPTI_ACTIVITY_KIND_RUNTIME.blob": 3,
+        "NVTX_EVENTS.color": 4, "NVTX_EVENTS.jsonText": 4, "NVTX_EVENTS.colorName": 4,
+    }  # fmt: skip
+    assert dataset.read(tmp_path / "out", "runtime", ["args"])["args"].null_count == 4
+    assert dataset.read(tmp_path / "out", "gpu", ["args"])["args"].null_count == 1  # two kernels: few enough
+    parse([path], tmp_path / "all", all_columns=True)
+    assert dataset.read(tmp_path / "all", "runtime", ["args"])["args"].null_count == 1

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +19,8 @@ from scripts.trace import blocks, compiled, dataset, runs
 from scripts.trace.parse import main, parse
 from scripts.trace.verify import compare, verify
 
-TRACES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
+ROOT = Path(__file__).resolve().parents[2]
+TRACES = ROOT.parent / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(
     not TRACES.is_dir(), reason=f"the shared traces are not at {TRACES}: exactness on real traces is NOT tested"
 )
@@ -219,3 +225,41 @@ def test_verify_sees_a_difference(tmp_path: Path) -> None:
     other = tmp_path / "other.json.gz"
     other.write_bytes(gzip.compress(json.dumps(changed).encode()))
     assert "correlation" in compare(other, tmp_path / "out").differences[0]
+
+
+def test_what_a_killed_parser_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
+    trace, out = tmp_path / "t.json", tmp_path / "out"
+    trace.write_text(malformed.written(malformed.events(60_000)))
+    command = [sys.executable, "-m", "scripts.trace.parse", str(trace), "-o", str(out), "--plain", "--no-progress"]
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        while not list(out.glob(".events-*/*.parquet")):  # in the middle: some tables are begun
+            assert process.poll() is None
+            time.sleep(0.005)
+    finally:
+        process.kill()
+        process.wait()
+    assert len(list(out.glob(".events-*"))) == 1
+    assert not (out / "events").exists() and not (out / "quality.json").exists()
+    with pytest.raises(InputError):
+        dataset.quality(out)
+    trace.write_text(malformed.written(malformed.events(64)))
+    parse([trace], out, plain=True)
+    assert sorted(path.name for path in out.iterdir()) == ["events", "quality.json"]
+    assert compare(trace, out).differences == []
+
+
+def test_folders_that_are_in_use_or_not_ours_stay(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for name in (".events-abcdefgh", ".events-notes", ".events-12345678"):
+        (out / name).mkdir(parents=True)
+    lock = os.open(out / ".events-abcdefgh", os.O_RDONLY)  # as a parser that runs at the same time holds it
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    parse([_write(tmp_path / "t.json")], out, plain=True)
+    os.close(lock)
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".events-abcdefgh",
+        ".events-notes",
+        "events",
+        "quality.json",
+    ]
