@@ -10,7 +10,7 @@ import pytest
 from scripts.common import tree as trees
 from scripts.common.errors import InputError
 from scripts.propose import propose as program
-from scripts.propose.proposal import Attempt, Task
+from scripts.propose.proposal import Attempt, Task, patch_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MINIGPT = ROOT / "workloads" / "minigpt"
@@ -330,3 +330,14 @@ def test_knobs_that_do_not_fit_their_file(knobs: Task, change: dict[str, Any], w
 
 def test_without_knobs_there_is_nothing_to_propose(task: Task) -> None:
     assert program.propose(with_(task, proposer="knobs")).status == "nothing"
+
+
+def test_the_example_patch_fits_the_demo_and_passes_the_guard(task: Task) -> None:
+    """`proposers=["file:tests/data/minigpt_encode_once.diff"]`: where the demo's data.py changes, it is made again."""
+    from scripts.judge.guard import guard
+
+    mailed = with_(task, proposer=f"file:{ROOT}/tests/data/minigpt_encode_once.diff")
+    answer = program.propose(mailed)
+    assert (answer.status, answer.as_given, answer.title) == ("patch", False, "Encode the text once")
+    result = guard(patch_of(mailed, answer).encode(), task.tree, SPEC)
+    assert (result["status"], result["files"]) == ("pass", ["data.py"]), result["hits"]
