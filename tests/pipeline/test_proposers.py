@@ -47,6 +47,7 @@ def test_knobs_a_commit_and_a_recorded_model_are_judged(checkout, tmp_path):
         "knobs": [KNOB],
         "knobs_file": "knobs.json",
         "source": {"editable": ["*.py", "knobs.json"]},
+        "launch": {"timeout_s": 300},  # a busy machine imports torch slowly
     }
     checkout.job(**fields)
     done = checkout.snakemake()
