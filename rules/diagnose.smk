@@ -4,6 +4,11 @@ Inputs: the profiled run with its events and views, the source, the timed baseli
 """
 
 
+def checked_once(wildcards):
+    """One checked run of the baseline: its ledger has counted the tokens."""
+    return checked_baseline(wildcards)[0]
+
+
 rule structure:
     """What is computed, when and where, and which places of the source take part."""
     input:
@@ -32,6 +37,7 @@ rule findings:
         views="results/{device}/{workload}/trace/views/views.json",
         aa="results/{device}/{workload}/timing/aa.json",
         env="results/{device}/{workload}/env.json",
+        checked=checked_once,
         code=code("diagnose.findings", FIXES),
     output:
         "results/{device}/{workload}/findings.json",
@@ -42,7 +48,8 @@ rule findings:
         views=subpath(input.views, parent=True),
     shell:
         "python -m scripts.diagnose.findings --spec {input.spec} --structure {input.structure} --views {params.views}"
-        " --events {params.events} --runs {input.aa} --environment {input.env} -o {output} 2> {log}"
+        " --events {params.events} --runs {input.aa} --environment {input.env}"
+        " --checked {input.checked} -o {output} 2> {log}"
 
 
 rule brief:

@@ -116,6 +116,7 @@ def load(
     runs: list[Path],
     profiled: Path | None = None,
     environment: Path | None = None,
+    checked: Path | None = None,
 ) -> Job:
     """A job from its files. Raises InputError."""
     specification = read_json(spec, "spec") if spec else {}
@@ -149,7 +150,12 @@ def load(
         summary["headline"],
         summary["device"],
         profiled_run,
-        {**_records(folder), **_imports([*(p.parent for p in map(Path, runs)), folder]), **_packages(environment)},
+        {
+            **_records(folder),
+            **_imports([*(p.parent for p in map(Path, runs)), folder]),
+            **_packages(environment),
+            **_counted(checked),
+        },
     )
 
 
@@ -201,6 +207,14 @@ def _packages(environment: Path | None) -> dict[str, list[str]]:
     return {"packages": [line.partition("==")[0].partition(" @")[0].strip() for line in lock]}
 
 
+def _counted(checked: Path | None) -> dict[str, dict[str, int]]:
+    """What a checked run's ledger counted of the job's input: batches, rows, tokens without padding; {} without it."""
+    path = checked.parent / "records" / "ledger.json" if checked is not None else None
+    if path is None or not path.is_file():
+        return {}
+    return {"counted": json.loads(path.read_text(encoding="utf-8")).get("invariants") or {}}
+
+
 def _first_mark(line: str) -> int | None:
     try:
         return json.loads(line).get("end_ns")
@@ -242,6 +256,7 @@ def main(argv: list[str] | None = None) -> int:
         help="aa.json, or run.json files of unprofiled runs; none: the trace is the job",
     )
     parser.add_argument("--environment", type=Path, help="env.json, whose lock says which packages the job has")
+    parser.add_argument("--checked", type=Path, help="run.json of a checked run, whose ledger counts tokens")
     parser.add_argument("--run", type=Path, help="folder of the profiled run (default: the folder that holds --views)")
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args(argv)
@@ -255,6 +270,7 @@ def main(argv: list[str] | None = None) -> int:
         runs=args.runs,
         profiled=args.run,
         environment=args.environment,
+        checked=args.checked,
     )
     write_json(args.output, "wholejob/findings@1", diagnose(job, detectors.modules(), known_fixes()))
     return 0

@@ -239,3 +239,18 @@ def test_zeroed_gradients_are_worth_something_where_new_memory_is_cheaper(
     events = [*STEP, zero, op("aten::zero_", 410, 490, input_dims=f"[[{width}, {width}]]")]
     share = found(job(tmp_path, text, events), "tiny_kernels")[0].fraction
     assert (share or 0.0) > 0.05 if worth else share == 0.0
+
+
+@pytest.mark.parametrize(("tokens", "padded"), [(2 * 4 * 25, 0.75), (2 * 4 * 100, None)])
+def test_padding_is_what_the_ledger_did_not_count(tmp_path: Path, tokens: int, padded: float | None) -> None:
+    text = LOOP + "\ndef collate(rows, n):\n    return tokenizer(rows, padding='max_length', max_length=100)\n"
+    call = event("nn.Module: Bert_0", 0, 400)
+    events = [STEP[0], call, op("aten::embedding", 10, 390, input_dims="[[512, 64], [4, 100], [], [], []]"), *STEP[2:]]
+    a_job = job(tmp_path, text, events, records={"counted": {"tokens": tokens, "batches": 2}})
+    result = found(a_job, "padding_waste")
+    assert len(result) == 1  # the source pads to a constant either way
+    if padded is None:
+        assert result[0].fraction is None
+    else:
+        assert result[0].evidence[0]["value"] == pytest.approx(padded)
+        assert result[0].fraction == pytest.approx(0.75 * 380 / 1000 * 10 / 11, rel=0.05)

@@ -130,7 +130,7 @@ def padding(job: Job) -> list[Finding]:
                 "low",
                 ["python"],
                 [anchor(s) for s in sites],
-                [evidence("padded share", None, "", "no recorded mask or token batch shows it")],
+                [evidence("padded share", None, "", "no ledger, recorded mask or token batch shows it")],
             )
         ]
     gone = work * share_padded
@@ -153,8 +153,15 @@ def padding(job: Job) -> list[Finding]:
 
 
 def _padded_share(job: Job) -> tuple[float | None, str]:
-    """From a recorded 0/1 mask's mean, or from how much of the recorded samples of a token batch is one repeated
-    value."""
+    """From the tokens that a checked run's ledger counted against the places in the batches of the window; else from a
+    recorded 0/1 mask's mean, or from how much of the recorded samples of a token batch is one repeated value."""
+    counted, timeline = job.records.get("counted") or {}, job.timeline
+    if counted.get("tokens") and counted.get("batches") and timeline is not None:
+        sizes = [size for i in _model_calls(timeline) if (size := _tokens(timeline, i))]
+        places = sum(rows * length for rows, length in sizes) / len(sizes) if sizes else 0.0
+        share = 1 - counted["tokens"] / counted["batches"] / places if places else 0.0
+        if share > 0.01:
+            return share, "ledger of a checked run: tokens a batch, over places in the batches of the window"
     records = job.records.get("batch", [])
     masks = [
         r
