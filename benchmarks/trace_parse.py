@@ -1,12 +1,12 @@
 """Trace parser against its peers, side by side, in fresh processes: CPU seconds (user + system) and peak memory.
 
-`python benchmarks/trace_parse.py [--quick] [--four] [--peers PYTHON] [--folder DIR]`
+`python benchmarks/trace_parse.py [--smoke | --quick] [--four] [--peers PYTHON] [--folder DIR]`
 
-Traces of 200 MB and 1 GB are made of real ones (`trace_build.py`): many steps, and python stacks. `--quick` leaves the
-1 GB ones out, `--four`
-adds one of 4 GB for the memory bar. HTA and msgspec run where PYTHON (an interpreter of an environment that has them)
-is given; AMD's
-TraceLens is not on PyPI (the package of that name there is another program).
+Traces of 200 MB and 1 GB are made of real ones (`trace_build.py`): many steps, and python stacks; then an nsys export of
+3 million rows (`trace_nsys.py`). `--quick` leaves the 1 GB ones out, `--four` adds one of 4 GB for the memory bar,
+`--smoke` runs everything on 10 MB, to see that it runs. HTA, msgspec and TraceLens run where PYTHON (an interpreter of
+an environment that has them) is given and can import them; AMD's TraceLens is not on PyPI (the package of that name
+there is another program). Needs 8 GB of disk with `--four`, 7 GB of memory for HTA.
 Bars hold for what was measured; what was not measured is null and named.
 """
 
@@ -52,6 +52,21 @@ assert len(analysis.t.get_trace(0))
 """
 
 
+TRACELENS = """
+import sys
+from TraceLens import TreePerfAnalyzer
+TreePerfAnalyzer.from_file(profile_filepath=sys.argv[1])
+"""
+PEERS = {"msgspec structs": ("msgspec", MSGSPEC), "HTA load": ("hta", HTA), "TraceLens load": ("TraceLens", TRACELENS)}
+
+
+def importable(python: Path, module: str) -> bool:
+    """Whether an interpreter has a module (TraceLens: the one for traces)."""
+    name = "TreePerfAnalyzer" if module == "TraceLens" else ""
+    program = f"from {module} import {name}" if name else f"import {module}"
+    return subprocess.run([python, "-c", program], capture_output=True, check=False).returncode == 0
+
+
 def measure(command: list[str]) -> dict[str, Any]:
     """CPU seconds, wall seconds and peak resident MB of a process and those that it waited for; `failed` its last
     line."""
@@ -64,7 +79,7 @@ def measure(command: list[str]) -> dict[str, Any]:
         wall = time.monotonic() - begun
         errors.seek(0)
         lines = errors.read().decode(errors="replace").strip().splitlines()
-    result = {"cpu_s": usage.ru_utime + usage.ru_stime, "wall_s": wall, "rss_mb": usage.ru_maxrss / 1024}
+    result: dict[str, Any] = {"cpu_s": usage.ru_utime + usage.ru_stime, "wall_s": wall, "rss_mb": usage.ru_maxrss / 1024}
     if process.returncode:
         result["failed"] = lines[-1][:160] if lines else f"exit {process.returncode}"
     return result
@@ -83,6 +98,7 @@ def ours(path: Path, out: Path, *more: str) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="200 MB only")
+    parser.add_argument("--smoke", action="store_true", help="10 MB only: does it run")
     parser.add_argument("--four", action="store_true", help="also 4 GB, for memory")
     parser.add_argument("--peers", type=Path, help="python of an environment with HolisticTraceAnalysis, msgspec")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where the large traces go")
@@ -91,9 +107,12 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="trace-bench-", dir=arguments.folder))
     try:
         rows = run(folder, arguments)
+        import trace_nsys
+
+        nsys, nsys_bars = trace_nsys.run(folder, 100_000 if arguments.smoke else 3_000_000)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return report(rows)
+    return report(rows, nsys, {} if arguments.smoke else nsys_bars)
 
 
 def run(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -114,7 +133,11 @@ def run(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     out = folder / "out"
     small = folder / "small.json"
     subprocess.run(["gzip", "-dc", str(SMALL)], stdout=small.open("wb"), check=True)
-    sizes = [200] if arguments.quick else [200, 1000]
+    sizes = [10] if arguments.smoke else [200] if arguments.quick else [200, 1000]
+    peers = {tool: program for tool, (module, program) in PEERS.items()
+             if arguments.peers and importable(arguments.peers, module)}  # fmt: skip
+    for tool in PEERS.keys() - peers.keys():
+        print(f"{tool}: not measured ({'not in ' + str(arguments.peers) if arguments.peers else 'no --peers'})")
     measure(ours(small, out))
     for tool, command in (
         ("ours", ours(small, out)),
@@ -135,18 +158,19 @@ def run(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
             record(name, megabytes, "ours, gz", ours(packed, out), arguments.repeat)
             packed.unlink()
             record(name, megabytes, "json.load", [sys.executable, "-c", JSON_LOAD, str(path)])
-            if arguments.peers:
-                for tool, program in (("msgspec structs", MSGSPEC), ("HTA load", HTA)):
-                    record(name, megabytes, tool, [str(arguments.peers), "-c", program, str(path)])
+            for tool, program in peers.items():
+                record(name, megabytes, tool, [str(arguments.peers), "-c", program, str(path)])
             path.unlink()
     if arguments.four:
-        path = folder / "steps_4000.json"
-        build("steps", 4000, path)
-        record("steps_4000", path.stat().st_size / 1e6, "ours", ours(path, out))
+        size = 40 if arguments.smoke else 4000
+        path = folder / f"steps_{size}.json"
+        build("steps", size, path)
+        record(f"steps_{size}", path.stat().st_size / 1e6, "ours", ours(path, out))
+        path.unlink()
     return rows
 
 
-def report(rows: list[dict[str, Any]]) -> int:
+def report(rows: list[dict[str, Any]], nsys: dict[str, Any], nsys_bars: dict[str, tuple[float, float, bool]]) -> int:
     """The bars, then everything as one JSON line."""
     by = {(row["trace"], row["tool"]): row for row in rows if "failed" not in row}
     failed = [f"{row['trace']} {row['tool']}: {row['failed']}" for row in rows if "failed" in row]
@@ -166,7 +190,7 @@ def report(rows: list[dict[str, Any]]) -> int:
 
     largest = 1000 if ("steps_1000", "ours") in by else 200
     own = [row["rss_mb"] for (_, tool), row in by.items() if tool.startswith("ours")]
-    bars = {
+    bars: dict[str, tuple[float | None, float, bool]] = {
         "stacks_1000 vs HTA >= 15": (ratio("stacks_1000", "HTA load", "ours"), 15, True),
         "steps_1000 vs HTA >= 30": (ratio("steps_1000", "HTA load", "ours"), 30, True),
         "steps_200 vs HTA >= 8": (ratio("steps_200", "HTA load", "ours"), 8, True),
@@ -185,6 +209,7 @@ def report(rows: list[dict[str, Any]]) -> int:
             False,
         ),
     }
+    bars |= {f"nsys: {name}": bar for name, bar in nsys_bars.items()}
     results = {}
     print()
     for name, (value, bar, at_least) in bars.items():
@@ -198,7 +223,9 @@ def report(rows: list[dict[str, Any]]) -> int:
     for line in failed:
         print(f"failed        {line}")
     ok = all(entry["passed"] is not False for entry in results.values()) and not any("ours" in line for line in failed)
-    print(json.dumps({"bench": "trace_parse", "metrics": rows, "steady": extra, "bars": results, "ok": ok}))
+    print(
+        json.dumps({"bench": "trace_parse", "metrics": rows, "nsys": nsys, "steady": extra, "bars": results, "ok": ok})
+    )
     return 0 if ok else 1
 
 
