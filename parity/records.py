@@ -240,7 +240,8 @@ def align(runs: Sequence[Run], rank: str) -> Iterator[tuple[int, Key, list[Recor
     streams = [run.records(rank) for run in runs]
     names = [f"{run.files[rank]}" for run in runs]
     width = len(runs)
-    pending: dict[Key, list[Any]] = {}
+    pending: dict[Key, list[Any]] = {}  # key -> [index, records, how many, bytes, first line, whether all are equal]
+    lines: dict[str, list[Any]] = {}  # the same by their first line
     waiting = 0
     live = list(range(width))
     index = 0
@@ -260,30 +261,36 @@ def align(runs: Sequence[Run], rank: str) -> Iterator[tuple[int, Key, list[Recor
             record = row[0][2] or parse(raw, f"{names[0]} line {index + 1}")
             yield index, key(record), [record] * width, True
             continue
-        parsed = [(which, line, found or parse(line, f"{names[which]} line {index + 1}")) for which, line, found in row]
-        keys = {key(record) for _, _, record in parsed}
-        if len(row) == width and len(keys) == 1 and not pending:
-            yield index, keys.pop(), [record for _, _, record in parsed], False
+        parsed: list[tuple[Key, int, str, Record]] = []
+        for which, line, found in row:
+            entry = lines.get(line)  # its partner waits with the same line: no need to parse it again
+            record = next(filter(None, entry[1])) if entry else found or parse(line, f"{names[which]} line {index + 1}")
+            parsed.append((key(record), which, line, record))
+        if not pending and len(row) == width and all(identity == parsed[0][0] for identity, *_ in parsed):
+            yield index, parsed[0][0], [record for *_, record in parsed], False
             continue
-        for which, line, record in parsed:
-            identity = key(record)
+        for identity, which, line, record in parsed:
             entry = pending.get(identity)
             if entry is None:
-                entry = pending[identity] = [index, [None] * width, 0, 0]
-            if entry[1][which] is not None:
+                entry = pending[identity] = lines[line] = [index, [None] * width, 0, 0, line, True]
+            partners = entry[1]
+            if partners[which] is not None:
                 raise BadInput(f"{names[which]} line {index + 1}: {describe_key(identity)} is recorded twice")
-            entry[1][which] = record
+            partners[which] = record
             entry[2] += 1
             entry[3] += len(line)
             waiting += len(line)
+            entry[5] = entry[5] and entry[4] == line
             if entry[2] == width:
                 del pending[identity]
+                del lines[entry[4]]
                 waiting -= entry[3]
-                yield entry[0], identity, entry[1], False
-        # A parsed tensor takes some four times its line.
-        while waiting * 4 > PENDING_BYTES:
+                yield entry[0], identity, partners, entry[5]
+        # A tensor, parsed, takes some four times its line, which waits beside it.
+        while waiting * 5 > PENDING_BYTES:
             identity = next(iter(pending))
             entry = pending.pop(identity)
+            del lines[entry[4]]
             waiting -= entry[3]
             yield entry[0], identity, entry[1], False
     for identity, entry in pending.items():
