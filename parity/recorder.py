@@ -214,6 +214,8 @@ class Recorder:
             self._write_arrived()
 
     def _write_arrived(self) -> None:
+        if _capturing():
+            return
         self._ship()
         ready = 0
         for item in self.queue:
@@ -333,9 +335,9 @@ class Recorder:
 
     def _ship(self) -> None:
         """Start one copy to the host for each device and dtype that has waiting vectors."""
-        waiting, self.unshipped = self.unshipped, []
-        if not waiting:
+        if not self.unshipped or _capturing():
             return
+        waiting, self.unshipped = self.unshipped, []
         torch = sys.modules["torch"]
         groups: Dict[Any, List[_Item]] = {}
         for item in waiting:
@@ -526,6 +528,12 @@ def _is_worker() -> bool:
 def _is_loader_worker() -> bool:
     worker = sys.modules.get("torch.utils.data._utils.worker")
     return worker is not None and worker.get_worker_info() is not None
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph is being captured: a query of the device or a pinned allocation would break the capture."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())
 
 
 def _not_compiling() -> bool:

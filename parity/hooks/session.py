@@ -23,6 +23,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 
 from parity import recorder
 from parity.hooks import batches, sources, values
+from parity.hooks.graphs import Captured, Graphs
 from parity.hooks.ledger import Ledger
 from parity.hooks.options import Options
 from parity.hooks.perturb import Nudger
@@ -102,6 +103,8 @@ class Session:
         self.windows: List[Any] = []  # profiler and structure: begin(step), end(step), close()
         self.in_backward = 0
         self.pending_advance = False
+        self.graphs = Graphs(self)
+        self.clipped = False  # by a captured graph
 
     # installation
 
@@ -121,6 +124,7 @@ class Session:
         self._watch_loader()
         self._watch_generate()
         self._watch_compile()
+        self.graphs.install(torch.cuda)
         register = importlib.import_module("torch.nn.modules.module")
         self.module_handles = [
             register.register_module_forward_pre_hook(self._forward_begins),
@@ -266,15 +270,17 @@ class Session:
         stack = self._stack()
         if stack:
             stack.append(None)
-            if self.windows:
+            if self.windows and self.graphs.capture is None:
                 for window in self.windows:
                     window.module_begins(module, args)
             return
         stack.append(None)
-        if module in self.instance_roots:
+        if module in self.instance_roots or self.graphs.muted:
             return
         try:
             stack[-1] = self._root(module)
+            if self.graphs.capture is not None:
+                return
             for window in self.windows:
                 window.module_begins(module, args)
             if stack[-1] is not None:
@@ -297,12 +303,16 @@ class Session:
         raised = len(rest) == 1
         kwargs, output = ({}, None) if raised else rest
         try:
+            if self.graphs.capture is not None:
+                if call is not None and not raised:
+                    self.graphs.capture.root(self.torch, call, args, kwargs, output, self._wants("output"))
+                return
             if self.windows:
                 for window in self.windows:
                     window.module_ended(module, args, kwargs, output)
             if raised:  # no call of the model came of it
                 return
-            if self.options.modules and self.checked:
+            if self.options.modules and self.checked and not self.graphs.muted:
                 self._leaf(module, output)
             if call is not None:
                 self.root_ended(call, args, kwargs, output)
@@ -344,11 +354,7 @@ class Session:
         if not self.training:
             self.marks.forward(self.step, call.begin_ns)
         if self.checked:
-            found = batches.named(self.torch, args, kwargs)
-            if call.role == "batch":
-                self._batch(found)
-            else:
-                self._evaluated(call.role, found)
+            self._fed(call.role, batches.named(self.torch, args, kwargs))
             if self._wants("output"):
                 self._output(call, output)
         elif self.options.mode == "timed":
@@ -358,6 +364,12 @@ class Session:
             self._end_windows()
             if recorder._recorder.queue:  # a server may wait long for its next call
                 recorder._recorder.write_arrived()
+
+    def _fed(self, role: str, found: List[Any]) -> None:
+        if role == "batch":
+            self._batch(found)
+        else:
+            self._evaluated(role, found)
 
     def _batch(self, found: List[Any]) -> None:
         hashes = self.ledger.batch(found)
@@ -431,7 +443,12 @@ class Session:
         calls = self.instance_calls
 
         def begin(module: Any, args: Any) -> None:
-            if recorder._compiling() or self.training or getattr(self.threads, "generating", 0) > 0:
+            if (
+                recorder._compiling()
+                or self.training
+                or self.graphs.muted
+                or getattr(self.threads, "generating", 0) > 0
+            ):
                 return
             calls.append(Call(module, "no_grad" if module.training else "evaluation"))
 
@@ -439,6 +456,9 @@ class Session:
             if recorder._compiling() or not calls:
                 return
             call = calls.pop()
+            if self.graphs.capture is not None:
+                self.graphs.capture.root(self.torch, call, (), {}, None, False)
+                return
             raised = output is None and sys.exc_info()[0] is not None
             if not raised and not calls and not self.training:
                 quiet(self.root_begins)(call)
@@ -497,18 +517,23 @@ class Session:
             self._release()
 
     def backward_begins(self, args: Any, kwargs: Any) -> None:
-        if self._inside_backward():
+        if self._inside_backward() or self.graphs.muted:
             return
         self._is_training()
         self.held = None
         tensors = args[0] if args else kwargs.get("tensors")
         tensors = [tensors] if isinstance(tensors, self.torch.Tensor) else list(tensors or [])
-        self.ledger.backward_calls += 1
         self.in_backward += 1
         losses = [self.unscaled.pop(id(t), t) for t in tensors]
         self.unscaled.clear()
         if losses:
             self.last_loss = losses[-1].detach()
+        capture = self.graphs.capture
+        if capture is not None:
+            capture.backwards += 1
+            capture.losses += [loss.detach() for loss in losses]
+            return
+        self.ledger.backward_calls += 1
         for window in self.windows:
             window.backward_begins(tensors)
         if self._wants("loss"):
@@ -524,6 +549,9 @@ class Session:
             self.unscaled[id(result)] = outputs.detach()
 
     def clip_begins(self, parameters: Any) -> None:
+        if self.graphs.capture is not None:
+            self.graphs.capture.clipped = True
+            return
         if not self._wants("grad_norm"):
             return
         parameters = [parameters] if isinstance(parameters, self.torch.Tensor) else list(parameters)
@@ -535,6 +563,10 @@ class Session:
     def step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._is_training()
         self.ledger.optimizer(optimizer)
+        if self.graphs.capture is None:
+            self._before_step(optimizer)
+
+    def _before_step(self, optimizer: Any) -> None:
         if not self.checked and self.nudger is None:
             return
         parameters = values.parameters_of(optimizer)
@@ -544,6 +576,9 @@ class Session:
             self.before[id(optimizer)] = values.copies(self.torch, parameters)
 
     def step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.graphs.capture is not None:
+            self.graphs.capture.optimizers.append(optimizer)
+            return
         index = self._index(optimizer)
         if self.checked and index < MAX_OPTIMIZERS:
             self._norms(optimizer, "" if index == 0 else ".%d" % index)
@@ -562,6 +597,47 @@ class Session:
         else:
             self.followers.add(key)
 
+    def replay_begins(self, found: Captured) -> None:
+        """A CUDA graph is about to run what was captured."""
+        quiet(self._replay_begins)(found)
+
+    def replay_ended(self, found: Captured) -> None:
+        """It was launched: its tensors hold the values of this replay for whatever follows on the stream."""
+        quiet(self._replay_ended)(found)
+
+    def _replay_begins(self, found: Captured) -> None:
+        for call, _, _ in found.roots:
+            if not self.training:
+                call.begin_ns = time.monotonic_ns()
+            self.root_begins(call)
+        for optimizer in {id(o): o for o in found.optimizers}.values():
+            self._before_step(optimizer)
+
+    def _replay_ended(self, found: Captured) -> None:
+        for call, inputs, outputs in found.roots:
+            self.ledger.root_call(call)
+            if not self.training:
+                self.marks.forward(self.step, call.begin_ns)
+                self.pending_advance = True
+            if self.checked:
+                self._fed(call.role, inputs)
+            for name, tensor in outputs:
+                recorder._recorder.add("output." + name if name else "output", tensor, self.step, None, None, None)
+        self.ledger.backward_calls += found.backwards
+        if self._wants("loss"):
+            for loss in found.losses:
+                recorder._recorder.add("loss", loss, self.step, None, None, None)
+        if found.optimizers and self._wants("grad_norm"):
+            if found.clipped:  # the graph holds them as they are after it
+                self.ledger.unseen.add("grad_norm")
+            for optimizer in found.optimizers:
+                if all(p.grad is None for p in values.parameters_of(optimizer)):
+                    self.ledger.unseen.add("grad_norm")
+        self.clipped = found.clipped
+        for optimizer in found.optimizers:
+            self.step_ends(optimizer, (), {})
+        self.clipped = False
+
     def _norms(self, optimizer: Any, suffix: str) -> None:
         torch = self.torch
         parameters = values.parameters_of(optimizer)
@@ -572,7 +648,8 @@ class Session:
             if raw is not None:
                 add("grad_norm" + suffix, raw, self.step, None, None, None)
             if norm is not None:
-                add(("grad_norm" if raw is None else "grad_norm_clipped") + suffix, norm, self.step, None, None, None)
+                name = "grad_norm" if raw is None and not self.clipped else "grad_norm_clipped"
+                add(name + suffix, norm, self.step, None, None, None)
             for parameter in parameters:
                 self.raw_norms.pop(id(parameter), None)
         if self._wants("param_norm"):

@@ -327,6 +327,36 @@ def test_a_signal_ends_the_job_as_it_would_and_loses_the_ledger_alone(how, code,
     assert [row["step"] for row in rows if row["tag"] == "update_norm"] == [0, 1, 2]
 
 
+def test_replays_of_a_captured_step_are_recorded_like_the_step(tmp_path):
+    """A stand-in for CUDA graphs, which need a GPU: tests/gpu/parity_graphs.py has the real ones."""
+    eager, graph = recorded("graphs eager", tmp_path / "a"), recorded("graphs capture", tmp_path / "b")
+    assert graph.stdout == eager.stdout and not graph.ledger["errors"], graph.stderr
+    assert graph.records() == eager.records() and graph.tags() == ALL
+    assert graph.invariants == eager.invariants and graph.ledger["unseen"] == eager.ledger["unseen"]
+    assert len(graph.steps()) == 6
+    clipped = recorded("graphs clip", tmp_path / "c")
+    assert "grad_norm" in clipped.ledger["unseen"] and len(clipped.values("grad_norm")) == 3
+    assert len(clipped.values("grad_norm_clipped")) == 6 and clipped.invariants["optimizer_steps"] == 6
+    timed = recorded("graphs capture", tmp_path / "d", mode="timed")
+    assert len(timed.steps()) == 6 and timed.stdout == eager.stdout
+
+
+@pytest.mark.parametrize("how", ["", " wrapper"])
+def test_shards_of_fsdp_are_recorded_by_rank(how, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    prefix = [sys.executable, *ranks, *command("fsdp" + how)[1:]]
+    run = recorded("fsdp" + how, tmp_path / "o", prefix=prefix)
+    assert run.code == 0 and run.ledger["errors"] == 0, run.stderr
+    assert run.tags() == ALL and run.invariants["optimizer_steps"] == 4
+    first, second = ([row["value"] for row in run.records("param_norm", rank)] for rank in (0, 1))
+    assert len(first) == len(second) == 4 and first != second  # each rank's own shard: no collective is issued
+    last = {line.split()[1] for line in run.stdout.splitlines()}
+    assert {row["value"].hex() for rank in (0, 1) for row in run.records("loss", rank)[-1:]} == last
+
+
 def test_executed_lines_inside_a_compiled_region_count(tmp_path):
     text = (JOBS / "compiled.py").read_text().splitlines()
     body = next(i for i, line in enumerate(text, 1) if "torch.relu" in line)
