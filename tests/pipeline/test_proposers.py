@@ -63,7 +63,7 @@ def test_knobs_a_commit_and_a_recorded_model_are_judged(checkout, tmp_path):
         assert (checkout.root / W / name / "final" / "verdict.json").is_file()
 
     def variables(run: str) -> dict:
-        return json.loads((checkout.root / W / run / "run.json").read_text())["variables"]
+        return json.loads((checkout.root / W / run / "run.json").read_text())["environment"]["variables"]
 
     assert KNOB["name"] not in variables("baseline/checked/seed0-repeat0")
     assert variables("knobs/r0/c0/checked/0")[KNOB["name"]] == "1073741824"
