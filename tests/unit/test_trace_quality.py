@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,3 +51,14 @@ def test_the_profilers_log_says_what_it_dropped() -> None:
     assert dropped_by_profiler({"WARNING": log}) == {"out_of_range": 3, "dropped": 5, "invalid_correlation": 1}
     assert dropped_by_profiler({"INFO": ["Enabling GPU tracing"]}) == {}
     assert dropped_by_profiler({"deviceProperties": []}) is None
+
+
+def test_the_documentation_names_every_field() -> None:
+    root = Path(__file__).resolve().parents[2]
+    text = (root / "docs" / "traces.md").read_text(encoding="utf-8")
+    text = text[text.index("`quality.json`, for each input:") : text.index("## Views")]
+    fields = json.loads((root / "config/schemas/quality.schema.json").read_text(encoding="utf-8"))["properties"]
+    inputs, ranks = text.split("and for each rank:")
+    for section, name in ((inputs, "inputs"), (ranks, "ranks")):
+        rows = "".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+        assert set(re.findall(r"`(\w+)`", rows)) == set(fields[name]["items"]["properties"])
