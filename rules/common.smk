@@ -197,6 +197,19 @@ def last_stack(wildcards):
     return f"{W}/{{proposer}}/r{last}/stack.json".format(**wildcards)
 
 
+@planned
+def only_race(wildcards):
+    """The race of the only round; nothing where there are more, whose changes were not all raced in one session."""
+    only = SPECS[wildcards.workload]["rounds"] == 1
+    return f"{W}/{{proposer}}/r0/race.json".format(**wildcards) if only else []
+
+
+@planned
+def compose(wildcards):
+    """The race of the only round also runs what its finalists are together."""
+    return "--compose" if SPECS[wildcards.workload]["rounds"] == 1 else ""
+
+
 def option(flag):
     """A params function: `flag path` where there is an earlier stack, nothing in the first round."""
 

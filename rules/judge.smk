@@ -106,9 +106,11 @@ rule race:
     threads: ALL_CORES
     resources:
         gpu=needs("gpus"),
+    params:
+        compose=compose,
     shell:
         "python -m scripts.judge.race --spec {input.spec} --source {input.source} --env {input.env}"
-        " --screen {input.screen} -o {output.document} > {log} 2>&1"
+        " --screen {input.screen} {params.compose} -o {output.document} > {log} 2>&1"
 
 
 rule verdict:
@@ -161,6 +163,7 @@ rule attribution:
         spec=spec_part("judge"),
         env="results/{device}/{workload}/env.json",
         stack=last_stack,
+        race=only_race,
         code=code("judge.attribution"),
     output:
         document="results/{device}/{workload}/{proposer}/attribution.json",
@@ -171,8 +174,10 @@ rule attribution:
     threads: ALL_CORES
     resources:
         gpu=needs("gpus"),
+    params:
+        race=lambda wildcards, input: f"--race {input.race}" if input.race else "",
     shell:
-        "python -m scripts.judge.attribution --spec {input.spec} --env {input.env} --stack {input.stack}"
+        "python -m scripts.judge.attribution --spec {input.spec} --env {input.env} --stack {input.stack} {params.race}"
         " --patch {output.patch} -o {output.document} > {log} 2>&1"
 
 

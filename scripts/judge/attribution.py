@@ -1,6 +1,7 @@
 """What each accepted change is worth: alone, and left out of the whole, all in one session with one baseline.
 
 A change without which the job is as fast is dropped. The rest is the final patch, and the same as one commit a change.
+Where the race of the round ran every arm that this needs in one session, its runs are taken; else they are made.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from scripts.common import tree
 from scripts.common.errors import InputError, run
 from scripts.common.files import read_json, write_json, write_text
 from scripts.common.statistics import cutoff_at, estimate, verdict_of
-from scripts.judge.session import BASE, Session, require_ok, write_rows
+from scripts.judge.session import BASE, Session, read_rows, require_ok, write_rows
 
 SCHEMA = "wholejob/attribution@1"
 BLOCKS = 6  # the fewest with which an exact 95 % interval exists
@@ -76,6 +77,22 @@ def measure(
     return rows, session.state()
 
 
+def raced(rows: Sequence[dict[str, Any]], base: str, trees: dict[str, str | None]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of every arm from a session that happened to run all their trees in blocks, or {} where too few blocks hold all.
+
+    rows: those of `race.parquet`; what a run was of, its `tree` tells.
+    """
+    blocks: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if not row["cold"] and row["status"] == "ok":
+            blocks.setdefault(row["block"], {})[row["tree"]] = row
+    wanted = {arm: identity for arm, identity in {BASE: base, **trees}.items() if identity is not None}
+    whole = [block for _, block in sorted(blocks.items()) if set(wanted.values()) <= set(block)]
+    if len(whole) < BLOCKS:
+        return {}
+    return {arm: [block[wanted[arm]] for block in whole] if arm in wanted else [] for arm in (BASE, *trees)}
+
+
 def effect(slow: list[dict[str, Any]], fast: list[dict[str, Any]], alpha: float, min_effect: float) -> dict[str, Any]:
     """How many times faster `fast` is than `slow`, with its interval; null where a run failed."""
     if not slow or any(row["status"] != "ok" for row in [*slow, *fast]):
@@ -92,8 +109,10 @@ def useless(without: dict[str, Any], min_effect: float) -> bool:
     return without["low"] <= 1 and without["ratio"] < 1 + min_effect
 
 
-def attribute(spec: dict[str, Any], env: dict[str, Any], stack: dict[str, Any], output: Path) -> dict[str, Any]:
-    """The content of `attribution.json`; writes the table `output`."""
+def attribute(
+    spec: dict[str, Any], env: dict[str, Any], stack: dict[str, Any], output: Path, race: Path | None = None
+) -> dict[str, Any]:
+    """The content of `attribution.json`; writes the table `output`. race: race.json of the only round, if it is that."""
     accepted, base = stack["accepted"], stack["base"]
     document: dict[str, Any] = {"base": base, "full": stack["tree"], "machine": None}
     if len(accepted) < 2:
@@ -103,7 +122,14 @@ def attribute(spec: dict[str, Any], env: dict[str, Any], stack: dict[str, Any], 
         return {**document, "status": "not_measured", "reason": why, "together": None, "changes": kept}
     settings = spec["measure"]
     trees = arms(base, accepted)
-    rows, document["machine"] = measure(spec, env, base, trees, output)
+    earlier = read_rows(race.with_suffix(".parquet")) if race else []
+    rows = raced(earlier, base, trees)
+    if rows:
+        assert race is not None
+        write_rows(earlier, output)
+        document["machine"] = read_json(race, "race")["machine"]
+    else:
+        rows, document["machine"] = measure(spec, env, base, trees, output)
     limits = (settings["alpha"], settings["min_effect"])
     changes = []
     for number, entry in enumerate(accepted):
@@ -190,13 +216,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--spec", type=Path, required=True)
     parser.add_argument("--env", type=Path, required=True)
     parser.add_argument("--stack", type=Path, required=True, help="stack.json of the last round")
+    parser.add_argument("--race", type=Path, help="race.json of the only round; race.parquet lies beside it")
     parser.add_argument("--patch", type=Path, required=True, help="the composed patch to write")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, help="attribution.json; .parquet is written beside it"
     )
     args = parser.parse_args(argv)
     spec, stack = read_json(args.spec, "spec"), read_json(args.stack, "stack")
-    document = attribute(spec, read_json(args.env, "env"), stack, args.output.with_suffix(".parquet"))
+    document = attribute(spec, read_json(args.env, "env"), stack, args.output.with_suffix(".parquet"), args.race)
     kept = [change for change in document["changes"] if change["kept"]]
     if composed(stack["base"], [Path(change["patch"]) for change in kept]) is None:
         # A change that was to be dropped holds up a later one: the whole stack stays.

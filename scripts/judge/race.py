@@ -1,25 +1,29 @@
 """Race the finalists of a round against its baseline: fresh pairs, planned looks, an exact interval.
 
 One session for all of them: each block runs the baseline and every candidate still in the race once, in random order,
-so that they share the baseline's runs. Screening pairs are never used again. The rule `final_race` races the one
-composed patch against the untouched source with the same program.
+so that they share the baseline's runs. Screening pairs are never used again. With two finalists their composition runs
+beside them up to the first look, so that attribution finds all its arms in one session and needs none of its own. The
+rule `final_race` races the one composed patch against the untouched source with the same program.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import run
+from scripts.common import tree
+from scripts.common.errors import InputError, run
 from scripts.common.files import read_json, write_json
 from scripts.common.statistics import look, planned_looks, prospect
 from scripts.judge.decomposition import describe
 from scripts.judge.session import BASE, Session, require_ok, write_rows
 
 SCHEMA = "wholejob/race@1"
+TOGETHER = "together"  # the arm with both finalists' changes
 FUTILE = 0.1  # chance of an answer below which more pairs are not worth their time
 Row = dict[str, Any]
 Measure = Callable[[int, Sequence[str]], dict[str, Row]]
@@ -79,10 +83,29 @@ def confirm(
     return found
 
 
+def composition(base: str, patches: Sequence[Path]) -> str | None:
+    """Hash of the tree with both patches, or None where there are not two or they do not apply together."""
+    if len(patches) != 2:
+        return None
+    with contextlib.suppress(InputError):
+        return tree.patched(tree.patched(base, patches[0]), patches[1])
+    return None
+
+
 def race(
-    spec: dict[str, Any], env: dict[str, Any], arms: dict[str, str], output: Path, *, base: str, stage: str
+    spec: dict[str, Any],
+    env: dict[str, Any],
+    arms: dict[str, str],
+    output: Path,
+    *,
+    base: str,
+    stage: str,
+    together: str | None = None,
 ) -> dict[str, Any]:
-    """Race the trees `{name: hash}` against the tree `base`; writes the table `output`, returns the document."""
+    """Race the trees `{name: hash}` against the tree `base`; writes the table `output`, returns the document.
+
+    together: hash of a tree that runs beside them while all are raced, up to the first look. It gets no answer.
+    """
     settings = spec["measure"]
     if not arms:
         write_rows([], output)
@@ -93,12 +116,15 @@ def race(
             "machine": None,
             "arms": {},
         }
-    with Session.held(spec, env, {BASE: base, **arms}, stage, output) as session:
+    plan = planned_looks(settings["alpha"], settings["pairs"], len(arms))
+    beside = {} if together is None else {TOGETHER: together}
+    with Session.held(spec, env, {BASE: base, **arms, **beside}, stage, output) as session:
         cold = session.block(-1, [BASE, *arms], cold=True)
         require_ok(cold, BASE, spec.get("workload", spec["name"]))
 
         def measure(block: int, names: Sequence[str]) -> dict[str, Row]:
-            rows = session.block(block, names)
+            more = beside if block < plan[0] and len(names) > len(arms) else ()
+            rows = session.block(block, [*names, *more])
             require_ok(rows, BASE, spec.get("workload", spec["name"]))
             return rows
 
@@ -119,7 +145,7 @@ def race(
     return {
         "alpha": settings["alpha"],
         "min_effect": settings["min_effect"],
-        "plan": list(planned_looks(settings["alpha"], settings["pairs"], len(arms))),
+        "plan": list(plan),
         "machine": session.state(),
         "base": observed(session.rows, BASE),
         "arms": found,
@@ -152,21 +178,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--env", type=Path, required=True)
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--screen", type=Path, help="screen.json of the round, which names the finalists")
+    parser.add_argument("--compose", action="store_true", help="run the composition of two finalists beside them")
     parser.add_argument("--guard", type=Path, help="guard.json of the composed patch, for the final race")
     parser.add_argument("--parity", type=Path, help="parity.json of the composed patch, for the final race")
     parser.add_argument("-o", "--output", type=Path, required=True, help="race.json; race.parquet is written beside it")
     args = parser.parse_args(argv)
     spec, env = read_json(args.spec, "spec"), read_json(args.env, "env")
+    together = None
     if args.screen is not None:
         screen = read_json(args.screen, "screen")
         base, stage = screen["base"], "confirm"
         arms = {name: screen["arms"][name]["tree"] for name in screen["finalists"]}
+        if args.compose and spec["measure"].get("accept", "all") == "all":
+            together = composition(base, [args.output.with_name(name) / "patch.diff" for name in arms])
     else:
         guard, parity = read_json(args.guard, "guard"), read_json(args.parity, "parity")
         base, stage = read_json(args.source, "source")["tree"], "final"
         fit = guard["status"] == "pass" and parity["answer"] == "equivalent"
         arms = {"final": guard["tree"]} if fit else {}
-    write_json(args.output, SCHEMA, race(spec, env, arms, args.output.with_suffix(".parquet"), base=base, stage=stage))
+    table = args.output.with_suffix(".parquet")
+    write_json(args.output, SCHEMA, race(spec, env, arms, table, base=base, stage=stage, together=together))
     return 0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from scripts.common import machine
 from scripts.common.errors import InputError
-from scripts.judge import decomposition, race, screen, session
+from scripts.judge import attribution, decomposition, race, screen, session
 from scripts.judge.session import BASE, COLUMNS, Session, read_rows, write_rows
 
 
@@ -244,3 +244,28 @@ def test_no_more_candidates_than_places_are_confirmed_without_a_screen(tmp_path,
     reasons = {name: arm["reason"] for name, arm in found["arms"].items()}
     assert reasons == {"c0": None, "c1": "the same tree as c0", "c2": "guard: refused", "c3": "parity: different"}
     assert read_rows(tmp_path / "screen.parquet") == []
+
+
+def test_composition_runs_beside_both_finalists_until_the_first_look_and_gets_no_answer(launches, tmp_path):
+    table = tmp_path / "race.parquet"
+    finalists = {"c0": "t1", "c1": "t2"}
+    found = race.race(SPEC, {}, finalists, table, base="t0", stage="confirm", together="t12")
+    assert set(found["arms"]) == set(finalists)
+    rows = read_rows(table)
+    first = found["plan"][0]
+    assert sum(row["tree"] == "t12" and not row["cold"] for row in rows) == first
+    taken = attribution.raced(
+        rows, "t0", {"full": "t12", "alone0": "t1", "without0": "t2", "alone1": "t2", "without1": "t1"}
+    )
+    assert [len(taken[arm]) for arm in (BASE, "full", "alone0", "without0")] == [first] * 4
+    assert [row["block"] for row in taken["full"]] == [row["block"] for row in taken[BASE]] == list(range(first))
+    assert {row["tree"] for row in taken["without1"]} == {"t1"}
+
+
+def test_session_that_lacks_a_tree_or_blocks_is_not_taken_for_attribution(launches, tmp_path):
+    table = tmp_path / "race.parquet"
+    race.race(SPEC, {}, {"c0": "t1", "c1": "t2"}, table, base="t0", stage="confirm")
+    rows = read_rows(table)
+    assert attribution.raced(rows, "t0", {"full": "t12", "alone0": "t1"}) == {}
+    assert attribution.raced(rows, "other", {"full": "t1", "alone0": "t1"}) == {}
+    assert attribution.raced([r for r in rows if r["block"] < 5], "t0", {"full": "t1"}) == {}
