@@ -106,9 +106,9 @@ def _worth_a_trial(task: Task, pairs: list[Pair], transcript: list[dict[str, Any
     worth: list[Pair] = []
     too_small = []
     for pair in pairs:
-        fraction = (pair.finding.get("ceiling") or {}).get("fraction")
+        fraction: float | None = (pair.finding.get("ceiling") or {}).get("fraction")
         expected = pair.worth if pair.elsewhere else fraction
-        if fraction is None or expected >= smallest:
+        if fraction is None or expected is None or expected >= smallest:
             worth.append(pair)
             continue
         too_small.append(pair.name)
