@@ -230,14 +230,17 @@ def test_collectives_started_early_count_by_what_is_waited_for(tmp_path: Path) -
     assert found(a_job, "communication_exposed")[0].fraction == pytest.approx(0.3 * 10 / 11, rel=0.02)
 
 
-@pytest.mark.parametrize(("width", "worth"), [(64, True), (1024, False)])
+@pytest.mark.parametrize(
+    ("width", "kept", "worth"), [(64, None, True), (1024, None, False), (1024, "1073741824", True)]
+)
 def test_zeroed_gradients_are_worth_something_where_new_memory_is_cheaper(
-    tmp_path: Path, width: int, worth: bool
+    tmp_path: Path, width: int, kept: str | None, worth: bool
 ) -> None:
+    spec = {"kind": "training", "environment": {"variables": {"MALLOC_TRIM_THRESHOLD_": kept}}}
     text = LOOP + "        optimizer.zero_grad(set_to_none=False)\n"
     zero = event("Optimizer.zero_grad#AdamW.zero_grad", 400, 500, "user_annotation")
     events = [*STEP, zero, op("aten::zero_", 410, 490, input_dims=f"[[{width}, {width}]]")]
-    share = found(job(tmp_path, text, events), "tiny_kernels")[0].fraction
+    share = found(job(tmp_path, text, events, spec=spec), "tiny_kernels")[0].fraction
     assert (share or 0.0) > 0.05 if worth else share == 0.0
 
 
