@@ -944,7 +944,7 @@ bad(
     [
         train(
             "    os.makedirs(args.out, exist_ok=True)\n",
-            "    os.makedirs(args.out, exist_ok=True)\n    args.__dict__.update(steps=8)\n",
+            "    os.makedirs(args.out, exist_ok=True)\n    args.__dict__.update(steps=5)\n",
         )
     ],
     "dynamic_code",
@@ -956,7 +956,7 @@ bad(
     [
         train(
             "    args = parser.parse_args()\n",
-            '    args = parser.parse_args(None, argparse.Namespace(steps=8))\n    args = argparse.Namespace(**{**vars(args), "steps": 8})\n',
+            '    args = parser.parse_args(None, argparse.Namespace(steps=5))\n    args = argparse.Namespace(**{**vars(args), "steps": 5})\n',
         )
     ],
     "",
@@ -1316,15 +1316,17 @@ bad(
 bad(
     "evaluation_stored",
     "K9",
-    "the evaluation returns its first answer",
+    "the evaluation adds up its first answer",
     [
         train(
-            "    model.eval()\n    total = 0.0\n",
-            '    if hasattr(evaluate, "answer"):\n        return evaluate.answer\n    model.eval()\n    total = 0.0\n',
+            '        x, y = dataset.get_batch("val", batch_size, generator)\n' + VAL_LOSS,
+            '        if hasattr(evaluate, "answer"):\n            total += evaluate.answer\n            continue\n'
+            '        x, y = dataset.get_batch("val", batch_size, generator)\n'
+            + VAL_LOSS
+            + "        evaluate.answer = loss.item()\n",
         ),
-        train("    return total / batches\n", "    evaluate.answer = total / batches\n    return evaluate.answer\n"),
     ],
-    "training_calls",
+    "training_calls output_cache",
     checks="invariants outputs",
     past_guard=True,
 )

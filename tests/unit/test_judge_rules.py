@@ -361,8 +361,19 @@ def test_a_rule_refuses(rule: str, old: str, new: str) -> None:
     assert "refuse" in actions(rule, old, new), sorted(refused_by(old, new))
 
 
+def test_settings_that_the_contract_opens_keep_to_their_declared_values() -> None:
+    declared = {"knobs_file": "knobs.json", "knobs": [{"name": "workers", "values": [0, 2]}]}
+    before = '{"workers": 0, "steps": 8}\n'
+    cases = {'{"workers": 2, "steps": 8}\n': set(), '{"workers": 9, "steps": 8}\n': {"refuse"}}
+    cases['{"workers": 0, "steps": 4}\n'] = {"refuse"}
+    for after, expected in cases.items():
+        made = change(before, after, base=before, name="knobs.json")
+        made.declared = declared
+        assert {hit.action for hit in RULES["knobs"].check(made)} == expected, after
+
+
 def test_every_rule_has_a_case_that_it_refuses() -> None:
-    elsewhere = {"global_flags", "removed_checks", "shadowed_modules"}  # below, or in the red team
+    elsewhere = {"global_flags", "removed_checks", "shadowed_modules", "knobs"}  # below, or in the red team
     assert {rule for rule, _, _ in BAD} | elsewhere == set(RULES)
 
 
