@@ -304,6 +304,13 @@ def heaviest(graph: Graph) -> Path:
     return Path(nodes, order[edges])
 
 
+def warm() -> None:
+    """Compile what a trace without GPU events never calls, with the types of real ones."""
+    _walk(np.zeros(1, np.int32), np.full(1, -1, np.int32))
+    one = np.ones(1, np.int64)
+    _longest(2, one - 1, one, one)
+
+
 def _free(source: Ints, target: Ints, kind: int) -> tuple[Ints, ...]:
     return source, target, np.zeros(len(source), np.int64), np.full(len(source), kind), np.full(len(source), -1)
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from scripts.common.errors import run
-from scripts.trace import parse, summarise
+from scripts.trace import critical, parse, summarise
 
 
 def record(path: Path, steps: int) -> None:
@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
             record(trace, steps)
         parse.main([str(trace), "-o", folder])
         summarise.main([f"{folder}/events", "-o", f"{folder}/views"])
+    critical.warm()
     return 0
 
 
