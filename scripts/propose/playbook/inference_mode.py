@@ -26,7 +26,7 @@ from scripts.propose.codemod import (
     walk,
 )
 
-FINDINGS = ["gradients_in_evaluation", "evaluation_expensive"]
+FINDINGS = ["gradients_in_evaluation"]
 TITLE = "Evaluate without recording gradients"
 HYPOTHESIS = "Evaluation builds an autograd graph, and keeps its activations, that nothing ever uses."
 RISK = "A tensor that evaluation keeps for training later would have no gradient; none is visible in the source."
