@@ -28,5 +28,5 @@ def sentence(rng):
 
 if __name__ == "__main__":
     rng = random.Random(0)
-    lines = [" ".join(sentence(rng) for _ in range(rng.randint(2, 5))) for _ in range(1600)]
+    lines = [" ".join(sentence(rng) for _ in range(rng.randint(2, 5))) for _ in range(5000)]
     Path(__file__).with_name("input.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

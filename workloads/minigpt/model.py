@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 @dataclass
 class GPTConfig:
-    block_size: int = 256
+    block_size: int = 1024
     vocab_size: int = 64
-    n_layer: int = 4
+    n_layer: int = 2
     n_head: int = 4
     n_embd: int = 64
     dropout: float = 0.0

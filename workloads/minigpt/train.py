@@ -1,6 +1,6 @@
 """Train a small character-level GPT on a text file.
 
-    python train.py --steps 16 --seed 0 --out runs/0
+    python train.py --steps 6 --seed 0 --out runs/0
 """
 
 import argparse
@@ -31,11 +31,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", default=os.path.join(os.path.dirname(__file__), "input.txt"))
     parser.add_argument("--out", default="out")
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--batch-size", type=int, default=2)
-    parser.add_argument("--block-size", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--block-size", type=int, default=1024)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--eval-every", type=int, default=8)
+    parser.add_argument("--eval-every", type=int, default=6)
     parser.add_argument("--eval-batches", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
