@@ -36,7 +36,7 @@ def main():
     parser.add_argument("--block-size", type=int, default=1024)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--eval-every", type=int, default=6)
-    parser.add_argument("--eval-batches", type=int, default=4)
+    parser.add_argument("--eval-batches", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
