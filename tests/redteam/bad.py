@@ -2164,7 +2164,7 @@ bad(
     "another epsilon of the optimizer, in keywords that are unpacked",
     [train(OPTIMIZER, OPTIMIZER.replace("weight_decay=0.1)", 'weight_decay=0.1, **{"eps": 1e-5})'))],
     "",
-    "parity",
+    "invariants parity",
 )
 bad(
     "learning_rate_by_group",
@@ -2172,7 +2172,7 @@ bad(
     "another learning rate, written into the optimizer's groups",
     [train(OPTIMIZER, OPTIMIZER + "    optimizer.param_groups[0].update(lr=args.lr * 0.9)\n")],
     "work_amount",
-    "parity",
+    "invariants parity",
     past_guard=True,
 )
 bad(

@@ -213,7 +213,8 @@ def _once(job: launch.Job, path: Path) -> dict[str, Any]:
     """Run the job, unless the folder (`--keep`) has this run of this tree."""
     if path.is_file():
         document = launch.read_run(path)
-        if (document["tree"], document["seed"], document["perturb"]) == (job.tree, job.seed, job.perturb):
+        same = (document["tree"], document["seed"], document["perturb"]) == (job.tree, job.seed, job.perturb)
+        if same and document["status"] != "timeout":  # which a busy machine may have caused
             return document
     return launch.run_json(job, path)
 
