@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from scripts.common.files import canonical_json, sha256_bytes
+
 FLOOR = 1e-5  # relative to the magnitude of the array: float32 after a few thousand operations
 FACTOR = 10.0
 ONE_ELEMENT = 10.0  # a single element may leave by this much more than the array as a whole
@@ -46,6 +48,11 @@ def compare(
         answer, why = _file(name, base, others, candidate, how, wider=OTHER_SEED if held_out else 1.0)
         found[answer].append({"path": name, "why": why})
     return found
+
+
+def digest(told: dict[str, Any]) -> str:
+    """One hash over the declared outputs of a run (`run.json`): their paths and their content."""
+    return sha256_bytes(canonical_json([[entry["path"], entry["sha256"]] for entry in told["outputs"]]))
 
 
 def _file(name: str, base: Path, others: Sequence[Path], candidate: Path, how: str, *, wider: float) -> tuple[str, str]:

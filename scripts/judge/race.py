@@ -139,7 +139,7 @@ def race(
             result |= describe(
                 pairs,
                 alpha=settings["alpha"],
-                horizon=(settings.get("horizon") or {}).get("steps") or settings["steps"],
+                horizon=horizon(settings, session.rows),
                 warmup=spec["launch"].get("warmup", 2),
             )
     return {
@@ -150,6 +150,16 @@ def race(
         "base": observed(session.rows, BASE),
         "arms": found,
     }
+
+
+def horizon(settings: dict[str, Any], rows: list[Row]) -> int | None:
+    """The declared length of the job in steps as the recorder marks them; None where it marks none.
+
+    The contract counts what the command's `{steps}` counts, requests for example; each may be several marked calls.
+    """
+    marked = next((row["steps"] for row in rows if row["arm"] == BASE and row["steps"]), None)
+    declared = (settings.get("horizon") or {}).get("steps") or settings["steps"]
+    return round(declared * marked / settings["steps"]) if marked and settings["steps"] else None
 
 
 def paired(rows: list[Row], name: str) -> list[tuple[Row, Row]]:

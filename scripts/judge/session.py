@@ -20,6 +20,7 @@ from scripts.common import machine, tree
 from scripts.common.errors import InputError
 from scripts.common.files import canonical_json, replacing, sha256_bytes
 from scripts.common.launch import Job, last_lines, launch
+from scripts.judge import outputs
 
 BASE = "baseline"  # the arm that the others are compared with
 IDLE_LIMIT_S = 15.0  # for one run
@@ -160,7 +161,7 @@ class Session:
             "idle": state["idle"],
             "clocks": machine.clocks(),
             "final_loss": told["final_loss"],
-            "outputs_hash": sha256_bytes(canonical_json([[o["path"], o["sha256"]] for o in told["outputs"]])),
+            "outputs_hash": outputs.digest(told),
         }
         if told["status"] != "ok":
             row["reason"] = f"{told['reason']} (timed run)"

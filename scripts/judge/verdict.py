@@ -162,23 +162,34 @@ def _raced(arm: dict[str, Any] | None, not_raced: str) -> tuple[Answer | None, s
 def _same_job(
     spec: dict[str, Any], parity: dict[str, Any], arm: dict[str, Any] | None, base: dict[str, Any] | None
 ) -> tuple[Answer | None, str]:
-    """What was timed is what was checked: the same number of steps and the same final loss."""
+    """What was timed is what was checked: the same number of steps, final loss, and outputs where those are repeatable."""
     assert arm is not None
-    seen, runs = arm["observed"], parity["runs"]
-    if seen["steps"] != runs["steps"]:
+    seen, runs, base = arm["observed"], parity["runs"], base or {}
+    # A timed run watches fewer modules of an inference job and may mark fewer calls: then the baseline's does as well.
+    if seen["steps"] not in (runs["steps"], base.get("steps")):
         text = f"timed runs took {seen['steps']} steps, checked runs {runs['steps']}"
         return ("invalid_invariant", text), text
+    wrote = runs.get("outputs_hash") or {}
+    told = "outputs are not compared: the baseline's differ between its own runs"
+    if wrote.get("baseline") and base.get("outputs_hash") == [wrote["baseline"]]:
+        told = "the outputs of the checked run, byte by byte"
+        hashes = seen.get("outputs_hash") or []
+        if len(hashes) > 1:
+            told = "outputs that differ between the timed runs"
+        elif hashes != [wrote["candidate"]]:
+            text = "timed runs write other outputs than the checked run of the same seed; the baseline's write the same"
+            return ("invalid_parity", text), text
     checked = runs["final_loss"].get(str(spec["parity"]["seed"]))
     if checked is None:
-        return None, f"{seen['steps']} steps as in the checked runs; the job has no loss"
-    losses = (base or {}).get("final_loss") or []
+        return None, f"{seen['steps']} steps; {told}; the job has no loss"
+    losses = base.get("final_loss") or []
     spread = max(losses) - min(losses) if losses else 0.0
     allowed = LOSS_FACTOR * spread + LOSS_FLOOR * abs(checked)
     worst = max((abs(loss - checked) for loss in seen["final_loss"]), default=math.inf)
     if not worst <= allowed:
         text = f"timed runs end at another loss than the checked run: apart by {worst:.3g}, allowed {allowed:.3g}"
         return ("invalid_parity", text), text
-    return None, f"{seen['steps']} steps and the final loss as in the checked runs"
+    return None, f"{seen['steps']} steps; {told}; the final loss as in the checked runs"
 
 
 def _memory(spec: dict[str, Any], arm: dict[str, Any] | None) -> tuple[Answer | None, str]:

@@ -6,6 +6,8 @@ Never a timed run: profiling slows a job by up to two times, and writing a trace
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -30,12 +32,23 @@ def collect(folder: Path, name: str) -> list[Path]:
         path.rename(target)
         traces.append(target)
     if not traces:
-        raise InputError(f"workload {name}: the profiled run left no trace; profile.steps should lie within its steps")
+        raise InputError(f"workload {name}: the profiled run left no trace: {_why(records)}")
     modules = records / "modules.json"
     if not modules.is_file():
         raise InputError(f"workload {name}: the profiled run left no module tree; it called no torch module")
     modules.replace(folder / "modules.json")
     return sorted(traces, key=lambda path: int(re.sub(r"\D", "", path.name.partition(".")[0])))
+
+
+def _why(records: Path) -> str:
+    """The recorder's first error, which is the cause of the later ones; else what usually is wrong."""
+    for path in sorted(records.glob("rank*.jsonl")):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if '"kind": "error"' in line:
+                    with contextlib.suppress(ValueError):
+                        return str(json.loads(line)["error"])
+    return "profile.steps should lie within its steps"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -269,3 +269,10 @@ def test_session_that_lacks_a_tree_or_blocks_is_not_taken_for_attribution(launch
     assert attribution.raced(rows, "t0", {"full": "t12", "alone0": "t1"}) == {}
     assert attribution.raced(rows, "other", {"full": "t1", "alone0": "t1"}) == {}
     assert attribution.raced([r for r in rows if r["block"] < 5], "t0", {"full": "t1"}) == {}
+
+
+def test_horizon_counts_what_the_contract_counts_and_not_the_calls_that_are_marked():
+    rows = [{"arm": BASE, "steps": 80}, {"arm": "c0", "steps": 80}]
+    assert race.horizon({"steps": 4, "horizon": {"steps": 200}}, rows) == 4000  # 20 marked calls a request
+    assert race.horizon({"steps": 80}, rows) == 80
+    assert race.horizon({"steps": 4}, [{"arm": BASE, "steps": 0}]) is None

@@ -169,3 +169,29 @@ def test_final_verdict_without_any_accepted_change(tmp_path):
     assert main([*words, "--arm", "final", "-o", str(tmp_path / "verdict.json")]) == 0
     found = read_json(tmp_path / "verdict.json", "verdict")
     assert (found["verdict"], found["reason"]) == ("not_measured", "no candidate was accepted")
+
+
+WROTE = changed(PARITY, "runs.outputs_hash", {"baseline": "x", "candidate": "y"})
+
+
+def test_timed_runs_that_write_other_outputs_than_the_checked_run_are_invalid():
+    honest = verdict(parity=WROTE, arm=changed(ARM, "observed.outputs_hash", ["y"]))
+    assert honest["verdict"] == "faster"
+    cheat = verdict(parity=WROTE, arm=changed(ARM, "observed.outputs_hash", ["z"]))
+    assert cheat["verdict"] == "invalid_parity" and "other outputs" in cheat["reason"]
+    assert cheat["ratio"] is None
+
+
+@pytest.mark.parametrize("hashes", [["x", "w"], ["w"]])
+def test_outputs_that_do_not_repeat_in_the_baseline_decide_nothing(hashes):
+    base = {**BASE, "outputs_hash": hashes}
+    found = decide(SPEC, GUARD, WROTE, changed(ARM, "observed.outputs_hash", ["z"]), not_raced="", base=base, aa=AA)
+    assert found["verdict"] == "faster"
+
+
+def test_timed_runs_that_mark_fewer_calls_do_so_in_both_arms():
+    fewer = changed(ARM, "observed.steps", [16])
+    both = decide(SPEC, GUARD, PARITY, fewer, not_raced="", base={**BASE, "steps": [16]}, aa=AA)
+    assert both["verdict"] == "faster"
+    alone = decide(SPEC, GUARD, PARITY, fewer, not_raced="", base=BASE, aa=AA)
+    assert alone["verdict"] == "invalid_invariant" and "[16] steps" in alone["reason"]
