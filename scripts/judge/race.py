@@ -19,11 +19,13 @@ from scripts.common import tree
 from scripts.common.errors import InputError, run
 from scripts.common.files import read_json, write_json
 from scripts.common.statistics import look, planned_looks, prospect
+from scripts.judge import outputs
 from scripts.judge.decomposition import describe
 from scripts.judge.session import BASE, Session, require_ok, write_rows
 
 SCHEMA = "wholejob/race@1"
 TOGETHER = "together"  # the arm with both finalists' changes
+DISTINCT = 4  # outputs of the timed runs of an arm that are compared with those of its checked run
 FUTILE = 0.1  # chance of an answer below which more pairs are not worth their time
 Row = dict[str, Any]
 Measure = Callable[[int, Sequence[str]], dict[str, Row]]
@@ -101,10 +103,14 @@ def race(
     base: str,
     stage: str,
     together: str | None = None,
+    checked: dict[str, Path] | None = None,
+    spread: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Race the trees `{name: hash}` against the tree `base`; writes the table `output`, returns the document.
 
     together: hash of a tree that runs beside them while all are raced, up to the first look. It gets no answer.
+    checked: folders of the checked runs of the arms on the visible seed, whose outputs the timed ones must repeat.
+    spread: `out` folders of the baseline's checked runs of that seed, the unperturbed one first.
     """
     settings = spec["measure"]
     if not arms:
@@ -118,7 +124,7 @@ def race(
         }
     plan = planned_looks(settings["alpha"], settings["pairs"], len(arms))
     beside = {} if together is None else {TOGETHER: together}
-    with Session.held(spec, env, {BASE: base, **arms, **beside}, stage, output) as session:
+    with Session.held(spec, env, {BASE: base, **arms, **beside}, stage, output, keep=DISTINCT) as session:
         cold = session.block(-1, [BASE, *arms], cold=True)
         require_ok(cold, BASE, spec.get("workload", spec["name"]))
 
@@ -131,10 +137,14 @@ def race(
         found = confirm(
             measure, list(arms), alpha=settings["alpha"], min_effect=settings["min_effect"], pairs=settings["pairs"]
         )
+        how = spec["parity"].get("outputs", "values")
+        wrote = {
+            name: repeated(folder, session.kept.get(name, {}), spread, how) for name, folder in (checked or {}).items()
+        }
     for name, result in found.items():
         pairs = paired(session.rows, name)
         result["cold"] = {"baseline": cold[BASE]["wall_s"], "candidate": cold[name]["wall_s"]}
-        result["observed"] = observed(session.rows, name)
+        result["observed"] = {**observed(session.rows, name), "outputs": wrote.get(name)}
         if result["status"] == "ok":
             result |= describe(
                 pairs,
@@ -147,7 +157,7 @@ def race(
         "min_effect": settings["min_effect"],
         "plan": list(plan),
         "machine": session.state(),
-        "base": observed(session.rows, BASE),
+        "base": {**observed(session.rows, BASE), "outputs": wrote.get(BASE)},
         "arms": found,
     }
 
@@ -160,6 +170,25 @@ def horizon(settings: dict[str, Any], rows: list[Row]) -> int | None:
     marked = next((row["steps"] for row in rows if row["arm"] == BASE and row["steps"]), None)
     declared = (settings.get("horizon") or {}).get("steps") or settings["steps"]
     return round(declared * marked / settings["steps"]) if marked and settings["steps"] else None
+
+
+def repeated(checked: Path, kept: dict[str, Path], spread: Sequence[Path], how: str) -> dict[str, Any] | None:
+    """How the outputs of an arm's timed runs stand to those of its checked run: `{"compared", "differing", "undecided"}`.
+
+    kept: `{hash: folder}` of the outputs that differ from one another; those with the hash of the checked run are equal
+    byte by byte. Values may differ by what the unmodified job's perturbed runs do. None where there is nothing to compare.
+    """
+    told = read_json(checked / "run.json", "run")
+    others = {folder for content, folder in kept.items() if content != outputs.digest(told)}
+    if not kept or not told["outputs"]:
+        return None
+    found: dict[str, Any] = {"compared": len(kept), "differing": [], "undecided": []}
+    names = [entry["path"] for entry in told["outputs"]]
+    for folder in sorted(others):
+        answers = outputs.compare(names, checked / "out", spread, folder, how)
+        for answer in ("differing", "undecided"):
+            found[answer] += [entry for entry in answers[answer] if entry not in found[answer]]
+    return found
 
 
 def paired(rows: list[Row], name: str) -> list[tuple[Row, Row]]:
@@ -195,19 +224,29 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     spec, env = read_json(args.spec, "spec"), read_json(args.env, "env")
     together = None
+    seed = spec["parity"]["seed"]
+    runs = args.source.parent / "baseline" / "checked"
+    plain = runs / f"seed{seed}-repeat0"
+    spread = [plain / "out", *sorted(run / "out" for run in runs.glob(f"seed{seed}-*") if run != plain)]
+    pristine = read_json(args.source, "source")["tree"]
     if args.screen is not None:
         screen = read_json(args.screen, "screen")
         base, stage = screen["base"], "confirm"
         arms = {name: screen["arms"][name]["tree"] for name in screen["finalists"]}
+        checked = {name: args.output.with_name(name) / "checked" / str(seed) for name in arms}
         if args.compose and spec["measure"].get("accept", "all") == "all":
             together = composition(base, [args.output.with_name(name) / "patch.diff" for name in arms])
     else:
         guard, parity = read_json(args.guard, "guard"), read_json(args.parity, "parity")
-        base, stage = read_json(args.source, "source")["tree"], "final"
+        base, stage = pristine, "final"
         fit = guard["status"] == "pass" and parity["answer"] == "equivalent"
         arms = {"final": guard["tree"]} if fit else {}
+        checked = {name: args.parity.parent / "checked" / str(seed) for name in arms}
+    if base == pristine:
+        checked[BASE] = plain  # a stack of earlier rounds has no checked run of its own
     table = args.output.with_suffix(".parquet")
-    write_json(args.output, SCHEMA, race(spec, env, arms, table, base=base, stage=stage, together=together))
+    document = race(spec, env, arms, table, base=base, stage=stage, together=together, checked=checked, spread=spread)
+    write_json(args.output, SCHEMA, document)
     return 0
 
 

@@ -76,22 +76,28 @@ class Session:
     stage: str
     output: Path
     rows: list[Row] = field(default_factory=list)
+    keep: int = 0  # how many different outputs of each arm are kept until the session ends
+    kept: dict[str, dict[str, Path]] = field(default_factory=dict)
     waited_s: float = 0.0
     said: int = 0
 
     @classmethod
     @contextlib.contextmanager
     def held(
-        cls, spec: dict[str, Any], env: dict[str, Any], arms: dict[str, str], stage: str, output: Path
+        cls, spec: dict[str, Any], env: dict[str, Any], arms: dict[str, str], stage: str, output: Path, *, keep: int = 0
     ) -> Iterator[Session]:
-        """A session that holds the machine; on a clean end it has written its table and removed its journal."""
+        """A session that holds the machine; on a clean end it has written its table and removed its journal.
+
+        keep: outputs of so many runs of each arm, those that differ, are in `kept` as `{arm: {hash: folder}}`.
+        """
         with machine.exclusive():
-            session = cls(spec, env, arms, stage, Path(output))
+            session = cls(spec, env, arms, stage, Path(output), keep=keep)
             session._take_up()
             try:
                 yield session
             finally:
                 tree.remove(session._scratch)
+                tree.remove(session._outputs)
             write_rows(session.rows, session.output)
             session._journal.unlink(missing_ok=True)
 
@@ -102,6 +108,10 @@ class Session:
     @property
     def _scratch(self) -> Path:
         return self.output.with_name(f".{self.output.name}.run")
+
+    @property
+    def _outputs(self) -> Path:
+        return self.output.with_name(f".{self.output.name}.outputs")
 
     @property
     def key(self) -> str:
@@ -163,6 +173,11 @@ class Session:
             "final_loss": told["final_loss"],
             "outputs_hash": outputs.digest(told),
         }
+        kept = self.kept.setdefault(name, {})
+        if told["status"] == "ok" and told["outputs"] and row["outputs_hash"] not in kept and len(kept) < self.keep:
+            kept[row["outputs_hash"]] = self._outputs / f"{name}-{len(kept)}"
+            self._outputs.mkdir(exist_ok=True)
+            (self._scratch / "out").rename(kept[row["outputs_hash"]])
         if told["status"] != "ok":
             row["reason"] = f"{told['reason']} (timed run)"
             print(last_lines(self._scratch / "job.log"), flush=True)
@@ -172,6 +187,7 @@ class Session:
         """Rows of an interrupted session of the same key that is not older than an hour."""
         self.output.parent.mkdir(parents=True, exist_ok=True)
         tree.remove(self._scratch)
+        tree.remove(self._outputs)
         self.output.unlink(missing_ok=True)
         rows = []
         with contextlib.suppress(OSError, ValueError):

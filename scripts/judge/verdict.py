@@ -169,16 +169,17 @@ def _same_job(
     if seen["steps"] not in (runs["steps"], base.get("steps")):
         text = f"timed runs took {seen['steps']} steps, checked runs {runs['steps']}"
         return ("invalid_invariant", text), text
-    wrote = runs.get("outputs_hash") or {}
-    told = "outputs are not compared: the baseline's differ between its own runs"
-    if wrote.get("baseline") and base.get("outputs_hash") == [wrote["baseline"]]:
-        told = "the outputs of the checked run, byte by byte"
-        hashes = seen.get("outputs_hash") or []
-        if len(hashes) > 1:
-            told = "outputs that differ between the timed runs"
-        elif hashes != [wrote["candidate"]]:
-            text = "timed runs write other outputs than the checked run of the same seed; the baseline's write the same"
+    wrote = seen.get("outputs")
+    told = "no outputs to compare"
+    if wrote is not None:
+        told = "outputs as in the checked run"
+        # A job whose own timed runs write otherwise than its checked run says nothing about a candidate's.
+        if wrote["differing"] and not (base.get("outputs") or {}).get("differing"):
+            entry = wrote["differing"][0]
+            text = f"timed runs write another {entry['path']} than the checked run of the same seed: {entry['why']}"
             return ("invalid_parity", text), text
+        if wrote["differing"] or wrote["undecided"]:
+            told = "outputs differ from the checked run's, as the baseline's do or in a format that is not read"
     checked = runs["final_loss"].get(str(spec["parity"]["seed"]))
     if checked is None:
         return None, f"{seen['steps']} steps; {told}; the job has no loss"

@@ -104,6 +104,7 @@ def launches(monkeypatch):
     asked = Asked()
 
     def launch(job, folder):
+        (folder / "out").mkdir(parents=True, exist_ok=True)
         asked.append(job.tree)
         if len(asked) == asked.stop:
             raise KeyboardInterrupt
@@ -276,3 +277,37 @@ def test_horizon_counts_what_the_contract_counts_and_not_the_calls_that_are_mark
     assert race.horizon({"steps": 4, "horizon": {"steps": 200}}, rows) == 4000  # 20 marked calls a request
     assert race.horizon({"steps": 80}, rows) == 80
     assert race.horizon({"steps": 4}, [{"arm": BASE, "steps": 0}]) is None
+
+
+def test_outputs_of_timed_runs_are_held_against_the_checked_run(launches, tmp_path, monkeypatch):
+    """The launcher's job writes what its tree says; the checked run of `t1` wrote something else."""
+    plain = session.launch
+
+    def launch(job, folder):
+        told = plain(job, folder)
+        text = json.dumps({"loss": 2.0 if job.tree == "t0" else 3.0})
+        (folder / "out").mkdir(parents=True, exist_ok=True)
+        (folder / "out" / "a").with_suffix(".json").write_text(text)
+        return {**told, "outputs": [{"path": "a.json", "sha256": text}]}
+
+    monkeypatch.setattr(session, "launch", launch)
+    monkeypatch.setattr("scripts.common.files._validator", lambda kind: None)
+
+    def checked(name, loss):
+        text = json.dumps({"loss": loss})
+        folder = tmp_path / name
+        (folder / "out").mkdir(parents=True)
+        (folder / "out" / "a.json").write_text(text)
+        run = {"schema": "wholejob/run@1", "outputs": [{"path": "a.json", "sha256": text}]}
+        (folder / "run.json").write_text(json.dumps(run))
+        return folder
+
+    folders = {BASE: checked("base", 2.0), "c0": checked("liar", 2.0), "c1": checked("honest", 3.000001)}
+    table = tmp_path / "race.parquet"
+    arms = {"c0": "t1", "c1": "t2"}
+    spread = [folders[BASE] / "out"]
+    found = race.race(SPEC, {}, arms, table, base="t0", stage="confirm", checked=folders, spread=spread)
+    assert found["base"]["outputs"]["differing"] == []
+    assert found["arms"]["c0"]["observed"]["outputs"]["differing"][0]["path"] == "a.json"
+    assert found["arms"]["c1"]["observed"]["outputs"]["differing"] == []
+    assert not list(tmp_path.glob(".race*")), "kept outputs are removed"

@@ -171,22 +171,22 @@ def test_final_verdict_without_any_accepted_change(tmp_path):
     assert (found["verdict"], found["reason"]) == ("not_measured", "no candidate was accepted")
 
 
-WROTE = changed(PARITY, "runs.outputs_hash", {"baseline": "x", "candidate": "y"})
+OTHER = {"compared": 1, "differing": [{"path": "model.pt", "why": "w: apart"}], "undecided": []}
+SAME = {"compared": 1, "differing": [], "undecided": []}
 
 
 def test_timed_runs_that_write_other_outputs_than_the_checked_run_are_invalid():
-    honest = verdict(parity=WROTE, arm=changed(ARM, "observed.outputs_hash", ["y"]))
-    assert honest["verdict"] == "faster"
-    cheat = verdict(parity=WROTE, arm=changed(ARM, "observed.outputs_hash", ["z"]))
-    assert cheat["verdict"] == "invalid_parity" and "other outputs" in cheat["reason"]
+    assert verdict(arm=changed(ARM, "observed.outputs", SAME))["verdict"] == "faster"
+    cheat = verdict(arm=changed(ARM, "observed.outputs", OTHER))
+    assert cheat["verdict"] == "invalid_parity" and "another model.pt" in cheat["reason"]
     assert cheat["ratio"] is None
 
 
-@pytest.mark.parametrize("hashes", [["x", "w"], ["w"]])
-def test_outputs_that_do_not_repeat_in_the_baseline_decide_nothing(hashes):
-    base = {**BASE, "outputs_hash": hashes}
-    found = decide(SPEC, GUARD, WROTE, changed(ARM, "observed.outputs_hash", ["z"]), not_raced="", base=base, aa=AA)
+def test_outputs_that_the_baseline_does_not_repeat_decide_nothing():
+    arm, base = changed(ARM, "observed.outputs", OTHER), {**BASE, "outputs": OTHER}
+    found = decide(SPEC, GUARD, PARITY, arm, not_raced="", base=base, aa=AA)
     assert found["verdict"] == "faster"
+    assert "as the baseline's do" in next(g["detail"] for g in found["gates"] if g["name"] == "timed_as_checked")
 
 
 def test_timed_runs_that_mark_fewer_calls_do_so_in_both_arms():
