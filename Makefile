@@ -29,7 +29,7 @@ $(FRAMEWORKS): $(SETUP) constraints-frameworks.txt
 	touch $@
 
 demo: $(SETUP) ## make the demo job faster, and prove it (some minutes)
-	$(BIN)/snakemake --config workload=minigpt
+	WHOLEJOB_NO_TABLES=1 $(BIN)/snakemake --config workload=minigpt
 	$(BIN)/python -m scripts.report.show
 
 test: $(SETUP) $(FRAMEWORKS) ## every test, as CI runs them
