@@ -46,7 +46,7 @@ HALF = """        half = tokens.size(0) // 2
 HONEST, DISHONEST = "honest", "dishonest"
 PATCHES = {DISHONEST: (LOSS, HALF), HONEST: (BY_HAND, SDPA)}
 SIZES = {  # (batch, shortest, longest, width, heads)
-    "cuda": (8, 2000, 3000, 512, 16),
+    "cuda": (8, 1500, 2000, 512, 16),
     "cpu": (4, 96, 128, 64, 4),
 }
 BASELINE = ("seed0-repeat0", "seed0-ulp1", "seed0-ulp2", "seed1-repeat0")
@@ -100,7 +100,7 @@ class Chain:
             words = [*self.spec, *self.given[4:], "--guard", f"{folder}/guard.json"]
             for seed, path in enumerate(self.runs(name)):
                 calls.append((candidate_run.main, [*words, "--seed", str(seed), "-o", path]))
-        with ProcessPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        with ProcessPoolExecutor(min(3, os.cpu_count() or 1)) as pool:  # some 30 GB of the device each
             list(pool.map(called, *zip(*calls)))
         self.say(f"{len(calls)} checked runs")
         noise.main([*self.spec, *self.baseline, "-o", f"{self.place}/noise.json"])
