@@ -1152,7 +1152,7 @@ bad(
     "fewer_layers",
     "J9",
     "a smaller model",
-    [model("    n_layer: int = 4\n", "    n_layer: int = 2\n")],
+    [model("    n_layer: int = 2\n", "    n_layer: int = 1\n")],
     "work_amount",
     checks="invariants",
     past_guard=True,
@@ -1934,7 +1934,7 @@ bad(
     [
         train(
             MAIN,
-            'class Config(GPTConfig):\n    def __init__(self, **sizes):\n        super().__init__(**{"n_layer": 3, **sizes})\n\n\n'
+            'class Config(GPTConfig):\n    def __init__(self, **sizes):\n        super().__init__(**{"n_layer": 1, **sizes})\n\n\n'
             + MAIN,
         ),
         train("    config = GPTConfig(", "    config = Config("),
@@ -1949,7 +1949,7 @@ bad(
     [
         train(
             "    config = GPTConfig(",
-            "    GPTConfig.__init__.__defaults__ = (512, 64, 2, 4, 64, 0.0)\n    config = GPTConfig(",
+            "    GPTConfig.__init__.__defaults__ = (1024, 64, 1, 4, 64, 0.0)\n    config = GPTConfig(",
         )
     ],
     "frames patched_modules",
@@ -1961,7 +1961,7 @@ bad(
     [
         model(
             "class GPT(nn.Module):\n",
-            "class Lean(nn.Module):\n    def __init_subclass__(cls):\n        cls.depth = property(lambda self: 2)\n\n\nclass GPT(Lean):\n",
+            "class Lean(nn.Module):\n    def __init_subclass__(cls):\n        cls.depth = property(lambda self: 1)\n\n\nclass GPT(Lean):\n",
         ),
         model("range(config.n_layer)", "range(self.depth)"),
     ],
