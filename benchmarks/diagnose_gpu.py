@@ -31,6 +31,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "planted")]
 
 import planted  # noqa: E402  standard library only, until it diagnoses
 
+from scripts.common.errors import InputError  # noqa: E402
+
 PUBLISHED: dict[str, dict[str, Any]] = {
     "varlen_attention": {
         "script": "train.py",
@@ -257,7 +259,7 @@ def pack(work: Path, out: Path, names: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for number in range(min(PACKS, len(names))):
         files = [p for name in names[number::PACKS] for p in sorted((work / name).rglob("*")) if p.is_file()]
-        files = [p for p in files if p.relative_to(work).parts[1].endswith(("-profiled", *map(str, range(10))))]
+        files = [p for p in files if p.relative_to(work).parts[1].endswith(("-profiled", "-tree", *"0123456789"))]
         for twin in ("clean-profiled", "fault-profiled"):
             if sum(p.stat().st_size for p in files) > LARGEST - (1 << 20):
                 files = [p for p in files if p.parent.name != twin or not p.name.startswith("trace")]
@@ -280,7 +282,8 @@ def count_gpus() -> int:
 def diagnose(name: str, arm: str, work: Path) -> dict[str, Any]:
     """findings.json of an arm's profiled run, with its timed runs as the baseline."""
     folder = work / name
-    arguments(name, arm, folder, quick=False, plain=False)  # writes the source
+    if not any((folder / f"{arm}-tree").glob("*.py")):  # packs hold the source that ran
+        arguments(name, arm, folder, quick=False, plain=False)
     runs = sorted(folder.glob(f"{arm}-plain-*/run.json"))
     if name in PUBLISHED:
         return planted.findings(name, arm, folder, kind=PUBLISHED[name]["kind"], runs=runs)
@@ -298,11 +301,11 @@ def judge(name: str, work: Path) -> dict[str, Any]:
     ceiling = mine["ceiling"]["fraction"] if mine and mine["ceiling"] else None
     text = PUBLISHED.get(name, {}).get("line")
     lines = set() if text else planted.fault_lines(name)
+    named = mine is not None and any(text in a["code"] if text else a["line"] in lines for a in mine["anchors"])
     return {
         "finding": own,
         "rank": rank,
-        "line_named": mine is not None
-        and any(text in a["code"] if text else a["line"] in lines for a in mine["anchors"]),
+        "line_named": named if text or lines else None,
         "ceiling": ceiling,
         "gain": share,
         "ratio": ceiling / share if ceiling is not None and share else None,
@@ -325,11 +328,16 @@ def compare(args: argparse.Namespace) -> int:
     for archive in sorted(args.out.glob("pack*.tar")):
         with tarfile.open(archive) as tar:
             tar.extractall(work, filter="data")
-    metrics = {}
+    metrics, unread = {}, {}
     for name in args.only or cases():
-        if not (work / name / "fault-profiled" / "run.json").is_file():
+        if why := missing(work / name):
+            unread[name] = why
             continue
-        metrics[name] = judge(name, work)
+        try:
+            metrics[name] = judge(name, work)
+        except (InputError, OSError, ValueError, KeyError, SystemExit) as error:  # one job must not end the table
+            unread[name] = f"{type(error).__name__}: {error}"
+            continue
         print(json.dumps({name: metrics[name]}), file=sys.stderr, flush=True)
     print(
         "| job | rank | line named | at most | measured gain | ratio | pairs | others above 3 % | on the clean twin |"
@@ -337,15 +345,35 @@ def compare(args: argparse.Namespace) -> int:
     print("|---|---|---|---|---|---|---|---|---|")
     for name, m in metrics.items():
         print(
-            f"| {name} | {m['rank'] or '-'} | {'yes' if m['line_named'] else 'no'} | {_share(m['ceiling'])} | "
+            f"| {name} | {m['rank'] or '-'} | {_yes(m['line_named'])} | {_share(m['ceiling'])} | "
             f"{_share(m['gain'])} | {'-' if m['ratio'] is None else format(m['ratio'], '.2f')} | {m['pairs']} | "
             f"{_named(m['others'])} | {_named(m['on_the_clean_twin'])} |"
         )
+    for name, why in unread.items():
+        print(f"| {name} | not measured: {why} | | | | | | | |")
     passed = [name for name, m in metrics.items() if _passes(m)]
     bars = {"rank": 2, "ratio": [1 - WITHIN, 1 + WITHIN], "on_the_clean_twin": CLEAN}
-    ok = bool(metrics) and len(passed) == len(metrics)
-    print(json.dumps({"bench": "diagnose_gpu", "metrics": {"passed": passed, **metrics}, "bars": bars, "ok": ok}))
+    ok = bool(metrics) and len(passed) == len(metrics) and not unread
+    found = {"passed": passed, "not_measured": unread, **metrics}
+    print(json.dumps({"bench": "diagnose_gpu", "metrics": found, "bars": bars, "ok": ok}))
     return 0 if ok else 1
+
+
+def missing(folder: Path) -> str | None:
+    """Why the runs of a job say nothing, None where they are whole."""
+    run = folder / "fault-profiled" / "run.json"
+    if not run.is_file():
+        return "no run of it came back"
+    if not any(run.parent.glob("trace*.json.gz")):
+        steps = json.loads(run.read_text(encoding="utf-8")).get("steps")
+        return f"the faulty job left no trace (it ended after {steps} steps, before the profiled window was over)"
+    if gain(folder) is None:
+        return "no pair of timed runs"
+    return None
+
+
+def _yes(value: bool | None) -> str:
+    return "-" if value is None else "yes" if value else "no"
 
 
 def _passes(m: dict[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from scripts.common.files import read_json, write_json
 from scripts.diagnose import detectors, measured, timing
 from scripts.diagnose.job import Finding, Job, NotApplicable
 from scripts.diagnose.source import Function
-from scripts.diagnose.timeline import build
+from scripts.diagnose.timeline import build, same_file
 
 RANK = {"high": 0, "medium": 1, "low": 2}
 SMALLEST = 0.0005  # of the job; what lies below is listed as looked for, not as a finding
@@ -53,12 +53,27 @@ def diagnose(job: Job, plugins: Iterable[ModuleType], fixes: dict[str, list[str]
         for finding in kept:
             if finding.id not in plugin.LOOKED_FOR:
                 looked.append({"id": finding.id, "result": "found", "why": finding.title})
+    for finding in found:
+        finding.anchors = _in_source(job, finding.anchors)
     found.sort(key=lambda f: (f.fraction is None, -(f.fraction or 0.0), RANK[f.confidence], f.id, f.title))
     return {
         "horizon": job.timing.as_dict(),
         "findings": [f.as_dict(fixes.get(f.id, [])) for f in found],
         "looked_for": sorted(looked, key=lambda entry: entry["id"]),
     }
+
+
+def _in_source(job: Job, anchors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Anchors that lie in the job's source, by the names that the tree has: a trace's frames may be of the recorder.
+    All of them where the source is not known."""
+    known = {row["path"] for kind in ("functions", "sites") for row in job.structure[kind]}
+    if not known:
+        return anchors
+    kept = []
+    for place in anchors:
+        path = next((p for p in sorted(known) if same_file(place["path"], p)), None)
+        kept += [{**place, "path": path}] if path else []
+    return kept
 
 
 def _looked(name: str, results: list[Finding], kept: list[Finding]) -> dict[str, Any]:

@@ -302,6 +302,8 @@ class _Reader(ast.NodeVisitor):
         for recognise in (_host_sites, _data_sites, _model_sites, _training_sites, _setting_sites):
             for kind, detail in recognise(call):
                 self.add(kind, node, call.bare, **detail)
+        for value in call.values:
+            self.size_site(value)
         in_method = bool(self.functions) and self.functions[-1].name != "__init__"
         if in_method and call.bare in {"tril", "triu"} and call.name.startswith("torch."):
             self.add("mask_rebuilt", node, call.bare)
@@ -316,7 +318,20 @@ class _Reader(ast.NodeVisitor):
                 (".allow_tf32", "cudnn.benchmark")
             ):
                 self.add("setting", node, name, name=name.removeprefix("torch.backends."), value=_plain(node.value))
+        self.size_site(node.value)
         self.generic_visit(node)
+
+    def size_site(self, node: ast.expr) -> None:
+        """A number that would be an awkward size of a tensor: no multiple of 8, which tensor cores take."""
+        todo = [node]
+        while todo:
+            value = todo.pop()
+            if isinstance(value, ast.IfExp):
+                todo += [value.body, value.orelse]
+            elif isinstance(value, ast.Tuple):
+                todo += value.elts
+            elif isinstance(value, ast.Constant) and type(value.value) is int and value.value > 64 and value.value % 8:
+                self.add("odd_size", value, "", value=value.value)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         # [PAD] * (MAX - len(ids)): padding to a constant length by hand

@@ -26,7 +26,15 @@ from scripts.diagnose.timeline import Timeline, build, same_file
 
 SMALL_TREE = 60  # files; in larger trees (packages) only functions that ran, and what they call, are kept
 LINES_IN_DETAIL = ("softmax_line", "product_line", "loop_line")
-SET_UP = {"dataloader", "optimizer", "setting", "sdpa_backend", "compile", "channels_last"}  # runs before any window
+SET_UP = {  # runs before any window
+    "dataloader",
+    "optimizer",
+    "setting",
+    "sdpa_backend",
+    "compile",
+    "channels_last",
+    "odd_size",
+}
 STEP_KINDS = ("backward", "step")
 
 

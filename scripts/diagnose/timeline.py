@@ -11,6 +11,7 @@ each.
 from __future__ import annotations
 
 import re
+import statistics
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from scripts.diagnose.source import Function
+from scripts.diagnose.timing import SLOW
 
 FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<name>.+)$")
 BUILTIN = re.compile(r"^<(?:built-in (?:method|function) |method ')(?P<name>[^ '>]+)")
@@ -65,13 +67,18 @@ class Timeline:
         self.main_thread = int(threads[np.bincount(inverse, (self.end - self.start)[top]).argmax()])
 
     def correct(self, step_s: float | None) -> None:
-        """Set corrected self times, so that the window's steps take `step_s` each where profiling made them longer."""
+        """Set corrected self times, so that the window's steps take `step_s` each where profiling made them longer.
+
+        A window that is mostly slow steps (weights moved between calls of 0.3 ms) keeps what they take beyond the median.
+        """
         frames = self.kind == PYTHON
         interpreted = np.array([bool(FRAME.match(n)) for n in self.name]) & frames
         self.own_ns = np.maximum(0.0, _self_times(self.start, self.end, self.parent) - FRAME_COST_NS * frames)
         if step_s and self.steps:
             on_main = self.thread == self.main_thread
             wanted, have = step_s * 1e9 * self.steps, float(self.own_ns[on_main].sum())
+            slow_ns = self._slow_ns()
+            wanted += slow_ns if slow_ns > wanted else 0.0
             python = float(self.own_ns[on_main & interpreted].sum())
             if have > wanted and python > 0:
                 left = max(wanted - (have - python), python / INTERPRETER_SLOWDOWN)
@@ -80,6 +87,14 @@ class Timeline:
             self.scale = min(1.0, wanted / have) if have else 1.0
             self.own_ns *= self.scale
         self._sum = np.concatenate([[0.0], np.cumsum(self.own_ns)])
+
+    def _slow_ns(self) -> float:
+        """Recorded time of the window's slow steps beyond the median one; 0 without the profiler's marks of steps."""
+        marks = (self.kind == ANNOTATION).nonzero()[0].tolist()
+        starts = sorted({int(self.start[i]) for i in marks if self.name[i].startswith("ProfilerStep#")})
+        walls = [b - a for a, b in zip(starts, [*starts[1:], self.window[1]], strict=True)] if len(starts) > 2 else []
+        typical = statistics.median(walls) if walls else 0.0
+        return float(sum(wall - typical for wall in walls if wall > SLOW * typical))
 
     @property
     def window_ns(self) -> float:

@@ -20,6 +20,9 @@ LONGEST = 3000  # steps in which a period is looked for, which takes 0.1 s
 class Timing:
     """Seconds of one job, medians over `runs` runs, and the length of job that the user declared.
 
+    Steps are those that the recorder marks; `marks_per_step` of them are one of the steps that the user declares, which
+    may be requests of many calls.
+
     `startup_s` ends one median step before the first step mark, so that it holds imports, set-up and the warm-up of the
     first step; `excess_s` is what slow steps take above the median, summed over the run; `tail_s` follows the last
     mark.
@@ -38,6 +41,7 @@ class Timing:
     slow: list[int] = field(default_factory=list)
     period: int | None = None
     source: str = ""
+    marks_per_step: float = 1.0
 
     @property
     def total_s(self) -> float:
@@ -57,6 +61,7 @@ class Timing:
         """The horizon as findings.json states it."""
         return {
             "steps": self.horizon_steps,
+            "marks_per_declared_step": round(self.marks_per_step, 6),
             "total_s": round(self.total_s, 6),
             "startup_s": round(self.startup_s, 6),
             "step_s": round(self.step_s, 6),
@@ -118,7 +123,17 @@ def _timing(rows: list[dict[str, Any]], durations: list[list[float]], spec: dict
     if first is None or last is None or steps < 2:  # no marks: the whole job is one step
         count = max(1, steps)
         return Timing(
-            len(rows), wall, 0.0, wall / count, 0.0, 0.0, count, _horizon(spec, count), middle("cpu_s"), source=source
+            len(rows),
+            wall,
+            0.0,
+            wall / count,
+            0.0,
+            0.0,
+            count,
+            _horizon(spec, count),
+            middle("cpu_s"),
+            source=source,
+            marks_per_step=_marks_per_step(spec, count),
         )
     step = step if step else (last - first) / (steps - 1)
     excess = max(0.0, (last - first) - step * (steps - 1))
@@ -137,6 +152,7 @@ def _timing(rows: list[dict[str, Any]], durations: list[list[float]], spec: dict
         slow,
         period,
         source,
+        _marks_per_step(spec, steps),
     )
 
 
@@ -195,9 +211,16 @@ def _race_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _horizon(spec: dict[str, Any], measured: int) -> int:
+    """The declared length of the job in steps as the recorder marks them (scripts/judge/race.py does the same)."""
     horizon = (spec.get("measure") or {}).get("horizon")
     steps = horizon.get("steps") if isinstance(horizon, dict) else horizon
-    return int(steps) if steps else measured
+    return round(steps * _marks_per_step(spec, measured)) if steps else measured
+
+
+def _marks_per_step(spec: dict[str, Any], measured: int) -> float:
+    """Marks of a timed run for each of the steps that it was asked for; 1 where the workload does not say how many."""
+    asked = (spec.get("measure") or {}).get("steps")
+    return measured / asked if asked and measured else 1.0
 
 
 def _sum(*values: float | None) -> float | None:

@@ -19,6 +19,7 @@ STEP_MARKS = re.compile(
 _FRAME = re.compile(r"(.*)\((\d+)\): (.*)", re.DOTALL)
 _SITE = re.compile(r".*(?:site|dist)-packages/")
 _PREFIX = re.compile(r".*/lib/python3[^/]*/")
+_RECORDER = re.compile(r".*/parity/(hooks/\w+|recorder|run)\.py$")  # where parity is a folder, not a package
 # The profiler cuts every sys.path entry from a file name, so that a library's frames begin with its package.
 LIBRARIES = {
     "torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "PIL", "cv2", "transformers", "accelerate",
@@ -63,7 +64,7 @@ def parse_frame(name: str) -> Frame | None:
 @cache
 def is_own(path: str) -> bool:
     """Whether a file belongs to the job: not the standard library, not an installed package, not generated."""
-    if not path or path.startswith("<") or _SITE.match(path) or _PREFIX.match(path):
+    if not path or path.startswith("<") or _SITE.match(path) or _PREFIX.match(path) or _RECORDER.match(path):
         return False
     top = path.lstrip("./").split("/", 1)[0]
     stem = top.removesuffix(".py")

@@ -124,8 +124,11 @@ def seconds(name: str, run: dict[str, Any]) -> float:
 
 
 def fault_lines(name: str) -> set[int]:
-    """Lines of the fault, and of the functions that those lines call: naming either is naming the fault."""
+    """Lines of the fault, and of the functions that those lines call: naming either is naming the fault. None where the
+    fault is no line of the source."""
     job = read(name)
+    if job.variables("fault") and all(not line or line.startswith("#") for line in _fault_text(job)):
+        return set()
     tree = ast.parse(job.fault)
     calls = {
         node.func.id
@@ -134,6 +137,10 @@ def fault_lines(name: str) -> set[int]:
     }
     called = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in calls]
     return job.fault_lines.union(*(range(n.lineno, (n.end_lineno or n.lineno) + 1) for n in called))
+
+
+def _fault_text(job: Planted) -> list[str]:
+    return [line.strip() for n, line in enumerate(job.fault.splitlines(), 1) if n in job.fault_lines]
 
 
 def launch(

@@ -121,10 +121,12 @@ def math_path(job: Job) -> list[Finding]:
     if not slow:
         return []
     inside = [i for top in slow for i in timeline.under(top)]
+    # the view names the innermost operator (aten::bmm, aten::_softmax) and the outermost, and autograd's by sequence number
+    whole = {"aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math"}
     kernels = [
         r
         for r in job.view("kernels")
-        if "_scaled_dot_product_attention_math" in f"{r.get('op')} {r.get('top_op')} {r.get('forward_op')}"
+        if r["class"] != "attention" and whole & {r.get("op"), r.get("top_op"), r.get("forward_op")}
     ]
     gone = timeline.total_ns(slow) + job.backward(inside)
     share = job.share(gone)

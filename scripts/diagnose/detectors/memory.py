@@ -52,7 +52,9 @@ def thrash(job: Job) -> list[Finding]:
     steps = job.view("steps")[1:]
     busy = [r for r in steps if (r.get("host_allocations") or 0) > 0]
     calls = [r for r in job.view("cpu") if r["kind"] == "call" and r["name"] in DRIVER]
-    spent = sum(r["total_ns"] for r in calls)
+    # only what leaves the device idle: most calls run beside kernels that were queued before
+    idle = [r for r in job.view("lost_time") if r.get("call") in DRIVER]
+    spent = sum(r["lost_ns"] for r in idle) if idle else sum(r["total_ns"] for r in calls)
     capture = job.headline.get("capture_ns") or 1
     sites = [s for s in job.sites("housekeeping", in_step=True) if s["detail"]["call"] == "torch.cuda.empty_cache"]
     if not (len(busy) * 2 > len(steps) or sites) or spent / capture < 0.002:
@@ -64,7 +66,8 @@ def thrash(job: Job) -> list[Finding]:
             "torch.cuda.empty_cache() in the step, or sizes that change so much that cached blocks do not fit "
             "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True).",
             job.idle_share(spent),
-            f"{spent / 1e6:.1f} ms in {', '.join(r['name'] for r in calls)} of {capture / 1e6:.1f} ms captured",
+            f"{spent / 1e6:.1f} ms {'of idle device ' if idle else ''}in "
+            f"{', '.join(dict.fromkeys(r['name'] for r in calls))} of {capture / 1e6:.1f} ms captured",
             "medium",
             ["config", "python"],
             [anchor(s) for s in sites],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from scripts.diagnose.job import Finding, Job, NotApplicable, Row, evidence
+import re
+
+from scripts.diagnose.job import Finding, Job, NotApplicable, Row, anchor, evidence
 
 LOOKED_FOR = ("kernel_below_roofline",)
 FAR_BELOW = 0.4
@@ -22,13 +24,20 @@ def detect(job: Job) -> list[Finding]:
     if not top:
         return []
     gone = sum(_gone(r) for r in top)
-    anchors = job.anchors(top)
+    odd = sorted({n for r in top for n in map(int, re.findall(r"\d+", r.get("shapes") or "")) if n > 64 and n % 8})
+    sizes = [s for s in job.sites("odd_size") if s["detail"]["value"] in odd] if _products(top) else []
+    anchors = [anchor(s) for s in sizes] + job.anchors(top)
     return [
         Finding(
             "kernel_below_roofline",
             f"{len(top)} kernels run below {FAR_BELOW:.0%} of what the device can do",
-            "Their shapes or launch configuration do not fill the device; another layout, precision, fusion or kernel "
-            "may.",
+            (
+                f"Sizes that are no multiple of 8 ({', '.join(map(str, odd[:4]))}) keep matrix products off the fast "
+                "kernels of tensor cores."
+                if odd and _products(top)
+                else "Their shapes or launch configuration do not fill the device; another layout, precision, fusion "
+                "or kernel may."
+            ),
             job.kernel_share(gone),
             f"{gone / 1e6:.1f} ms of {capture / 1e6:.1f} ms captured would go at the roofline, were these kernels "
             "alone on the critical path",
@@ -50,3 +59,8 @@ def detect(job: Job) -> list[Finding]:
 
 def _gone(row: Row) -> float:
     return float(row["total_ns"] * (1 - row["roofline"]))
+
+
+def _products(rows: list[Row]) -> bool:
+    """Whether most of what would go lies in matrix products, whose kernels depend on divisible sizes."""
+    return sum(_gone(r) for r in rows if r.get("class") == "gemm") > 0.5 * sum(_gone(r) for r in rows)

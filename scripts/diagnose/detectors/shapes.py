@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scripts.diagnose.detectors.transfers import moves
 from scripts.diagnose.job import Finding, Job, NotApplicable, Row, anchor, evidence
 from scripts.diagnose.preparation import Preparation
 
@@ -91,8 +92,12 @@ def _places(job: Job, prepared: list[Preparation]) -> list[Row]:
 
 
 def of_steps(job: Job, steps: list[Row]) -> list[Finding]:
-    """Excess of the steps that have new input shapes over the median of those that have none."""
-    later = steps[1:] if steps[0].get("new_signature") else steps  # the first step of a window knows no shape
+    """Excess of the steps that have new input shapes over the median of those that have none; copies, moves of modules
+    and waits are no preparation."""
+    # the first step of a window knows no shape, and the profiler's start may lie in it
+    later = steps[1:] if len(steps) > 3 or steps[0].get("new_signature") else steps
+    copied = _copied_ns(job)
+    later = [{**r, "wall_ns": max(1, r["wall_ns"] - max(_waits_ns(r), copied.get(r["step"], 0)))} for r in later]
     fresh = [r for r in later if r["new_signature"]]
     known = [r for r in later if not r["new_signature"]]
     if not fresh:
@@ -154,3 +159,22 @@ def of_steps(job: Job, steps: list[Row]) -> list[Finding]:
             ],
         )
     ]
+
+
+def _waits_ns(row: Row) -> int:
+    """What a step's largest excess took where it is a runtime call that copies or waits for the device."""
+    waits = row.get("cause_kind") == "call" and ("Memcpy" in row["cause"] or "Synchronize" in row["cause"])
+    return int(row.get("cause_ns") or 0) if waits else 0
+
+
+def _copied_ns(job: Job) -> dict[int, int]:
+    """Recorded time of each step in which modules were moved between host and device."""
+    timeline = job.timeline
+    if timeline is None or not job.on_gpu:
+        return {}
+    moved = [(int(timeline.start[i]), int(timeline.end[i])) for i in moves(timeline)]
+    return {
+        row["step"]: sum(max(0, min(row["end_ns"], end) - max(row["start_ns"], start)) for start, end in moved)
+        for row in job.view("runtime")
+        if moved and row.get("step") is not None
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scripts.diagnose.job import Finding, Job, NotApplicable, Row, anchor, evidence
+from scripts.diagnose.timeline import Timeline
 
 LOOKED_FOR = ("weights_moved", "pageable_copies")
 PINNED_BYTES_PER_S = 55e9  # H200 over PCIe 5; half of that on PCIe 4
@@ -27,14 +28,7 @@ def weights(job: Job) -> tuple[list[Finding], set[tuple[str, str]]]:
     rows = [r for r in job.view("copies") if r["kind"] in ("HtoD", "DtoH")]
     if timeline is None:
         return [], set()
-    frames = [
-        i for name in MOVES for i in timeline.by_short.get(name, []) if "torch/nn/modules/module.py" in timeline.name[i]
-    ]
-    frames = [
-        i
-        for i in timeline.outermost(frames)
-        if any(timeline.name[j].startswith("aten::_to_copy") for j in timeline.under(i))
-    ]
+    frames = moves(timeline)
     spent = timeline.total_ns(frames)
     owners = {int(timeline.owner[i]) for i in frames}
     places = {(timeline.functions[n].path, timeline.functions[n].name) for n in owners if n >= 0}
@@ -49,6 +43,16 @@ def weights(job: Job) -> tuple[list[Finding], set[tuple[str, str]]]:
     )
     copying = sum(r.get("exposed_ns") or 0 for r in weighty if not r.get("path") or _place(r) in places)
     share = job.share(spent, kernel_ns=copying)
+    note = f"time in nn.Module.to and .cpu() on the main thread: {job.wall_note(spent)}"
+    whole = job.timing.steady_share() + job.timing.excess_share()
+    calls = {n: len(timeline.of_function(n)) for n in owners if n >= 0}
+    expected = sum(calls.get(job.function_index(s), 0) for s in sites)
+    if not job.training and len(frames) < expected and share < whole * spent / job.window_ns:
+        share *= whole / job.window_share
+        note += (
+            f"; the window holds {len(frames)} of {expected} moves, so all slow steps ({job.timing.excess_share():.0%} "
+            "of the job) are taken to be like those that it holds"
+        )
     if not frames or share < 0.005:
         return [], set()
     return [
@@ -60,7 +64,7 @@ def weights(job: Job) -> tuple[list[Finding], set[tuple[str, str]]]:
             + (f"; {sent / 1e6:.0f} MB go back, although the host could have kept its copy" if sent else "")
             + ". Keep them on the device, or keep a pinned host copy and only drop the device's.",
             share,
-            f"time in nn.Module.to and .cpu() on the main thread: {job.wall_note(spent)}",
+            note,
             "high",
             ["python"],
             [anchor(s) for s in sites],
@@ -76,6 +80,18 @@ def weights(job: Job) -> tuple[list[Finding], set[tuple[str, str]]]:
             ],
         )
     ], places
+
+
+def moves(timeline: Timeline) -> list[int]:
+    """Calls of `nn.Module.to`, `.cpu()`, `.cuda()` that copied something, without those inside others."""
+    frames = [
+        i for name in MOVES for i in timeline.by_short.get(name, []) if "torch/nn/modules/module.py" in timeline.name[i]
+    ]
+    return [
+        i
+        for i in timeline.outermost(frames)
+        if any(timeline.name[j].startswith("aten::_to_copy") for j in timeline.under(i))
+    ]
 
 
 def _place(row: Row) -> tuple[str, str]:
@@ -94,7 +110,7 @@ def pageable(job: Job, moving: set[tuple[str, str]]) -> list[Finding]:
     rows = [
         r
         for r in job.view("copies")
-        if "pageable" in (r.get("source"), r.get("destination"))
+        if "pageable" in (str(r.get("source")).lower(), str(r.get("destination")).lower())
         and (r.get("exposed_ns") or 0) > 0
         and _place(r) not in moving
     ]
