@@ -146,7 +146,11 @@ def _handles() -> list[Any]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """One entry a visible GPU: name, uuid, driver, clocks in MHz, power limit in W, temperature, throttle reasons."""
+    """One entry a visible GPU: name, uuid, driver, clocks in MHz, power limit in W, temperature, throttle reasons, compute
+    processes and the memory that is in use.
+
+    Asked while no job of ours runs, so that both are others'. A container hides other processes; their memory shows.
+    """
     nvml = _nvml()
     return [
         {
@@ -159,9 +163,22 @@ def gpus() -> list[dict[str, Any]]:
             "power_limit_w": _scaled(_ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1e-3),
             "temperature_c": _ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             "throttle_reasons": _ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+            "gpu_processes": _count(_ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)),
+            "memory_used_bytes": _used_bytes(handle),
         }
         for handle in _handles()
     ]
+
+
+def _count(found: list[Any] | None) -> int | None:
+    return None if found is None else len(found)
+
+
+def _used_bytes(handle: Any) -> int | None:
+    """Memory in use without what the driver keeps for itself, which only the second version of the call tells apart."""
+    nvml = _nvml()
+    version = getattr(nvml, "nvmlMemory_v2", None)
+    return None if version is None else getattr(_ask(nvml.nvmlDeviceGetMemoryInfo, handle, version), "used", None)
 
 
 def clocks() -> str | None:

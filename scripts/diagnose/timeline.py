@@ -73,7 +73,8 @@ class Timeline:
         """
         frames = self.kind == PYTHON
         interpreted = np.array([bool(FRAME.match(n)) for n in self.name]) & frames
-        self.own_ns = np.maximum(0.0, _self_times(self.start, self.end, self.parent) - FRAME_COST_NS * frames)
+        spent = _self_times(self.start, self.end, self.parent) - self._overlapped_ns()
+        self.own_ns = np.maximum(0.0, spent - FRAME_COST_NS * frames)
         if step_s and self.steps:
             on_main = self.thread == self.main_thread
             wanted, have = step_s * 1e9 * self.steps, float(self.own_ns[on_main].sum())
@@ -87,6 +88,17 @@ class Timeline:
             self.scale = min(1.0, wanted / have) if have else 1.0
             self.own_ns *= self.scale
         self._sum = np.concatenate([[0.0], np.cumsum(self.own_ns)])
+
+    def _overlapped_ns(self) -> np.ndarray:
+        """The end of each annotation that lies under its successor: a mark of a step ends in the middle of the function
+        that calls the model, and that time is the function's."""
+        found = np.zeros(len(self.name))
+        marks = (self.kind == ANNOTATION).nonzero()[0]
+        after = marks + 1 + self.below[marks]
+        marks, after = marks[after < len(self.name)], after[after < len(self.name)]
+        same = self.thread[marks] == self.thread[after]
+        found[marks] = np.where(same, np.maximum(0, self.end[marks] - self.start[after]), 0)
+        return found
 
     def _slow_ns(self) -> float:
         """Recorded time of the window's slow steps beyond the median one; 0 without the profiler's marks of steps."""

@@ -6,7 +6,8 @@
     # } clean {        lines of the clean twin, each behind `#:`
     # }
 
-The second line is there where the job differs from the usual: training on the CPU in one process, steps 4 to 9
+`RECORD_BESIDE=1` starts a process that computes on the device before the job does, and ends it afterwards. The second
+line is there where the job differs from the usual: training on the CPU in one process, steps 4 to 9
 profiled, gains in CPU seconds (of several processes, threads and devices in wall time). Both arms keep the line
 numbers, so that a finding's anchor can be checked against the fault's own lines.
 """

@@ -35,6 +35,7 @@ class Recorder:
     """Step marks on one clock and, between two of them, a profiler window."""
 
     def __init__(self, out, window, plain, clock, start):
+        self.gpus = []
         self.out, self.window, self.plain, self.now, self.start = Path(out), window, plain, clock, start
         self.marks, self.begin, self.profiler, self.depth, self.trains = [], None, None, 0, False
         self.imported, self.first, self.batches, self.imports, self.device_ns = None, None, [], 0, 0
@@ -182,7 +183,7 @@ class Recorder:
             environment={
                 "torch": self.torch.__version__,
                 "cores": len(os.sched_getaffinity(0)),
-                "gpus": devices() if gpu else [],
+                "gpus": self.gpus if gpu else [],
             },
             started_ns=time.time_ns(),
             wall_s=(end - self.start) / 1e9,
@@ -242,7 +243,8 @@ def run_document(**known):
 
 
 def devices():
-    """The device as the launcher's fingerprint states it, and who else computes on it; [] without nvidia-smi."""
+    """The devices as the launcher's fingerprint states them; [] without nvidia-smi. Asked before the job starts, so that
+    processes and memory in use are others'."""
 
     def ask(what, fields):
         command = ["nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader,nounits"]
@@ -258,21 +260,43 @@ def devices():
         except ValueError:
             return None
 
-    fields = "uuid,name,power.limit,power.default_limit,clocks_throttle_reasons.active"
-    found = [
+    fields = "uuid,name,power.limit,power.default_limit,clocks_throttle_reasons.active,memory.used"
+    apps = [uuid for _, uuid in ask("compute-apps", "pid,uuid")]
+    return [
         {
             "name": name,
             "power_limit_w": number(limit),
             "default_power_limit_w": number(default),
             "throttle_reasons": int(reasons, 16) if reasons.startswith("0x") else None,
-            "processes": [],
+            "gpu_processes": apps.count(uuid),
+            "memory_used_bytes": None if number(used) is None else int(number(used)) << 20,
         }
-        for _, name, limit, default, reasons in ask("gpu", fields)
+        for uuid, name, limit, default, reasons, used in ask("gpu", fields)
     ]
-    others = [int(pid) for pid, _ in ask("compute-apps", "pid,uuid") if pid.isdigit() and int(pid) != os.getpid()]
-    if found:
-        found[0]["processes"] = others
-    return found
+
+
+def neighbour():
+    """Process id of a fork that computes on the device until it is ended; returns when it does."""
+    reads, writes = os.pipe()
+
+    def work():
+        import torch
+
+        torch.set_num_threads(1)
+        device, width = ("cuda", 4096) if torch.cuda.is_available() else ("cpu", 64)
+        y, told = torch.randn(width, width, device=device), 0
+        while True:
+            for _ in range(100):
+                z = y @ y
+            z.sum().item()
+            if not told:
+                told = os.write(writes, b"1")
+
+    child = in_fork(work)
+    os.close(writes)
+    if not os.read(reads, 1):
+        raise RuntimeError("the process beside the job could not start")
+    return child
 
 
 def parse(argv):
@@ -289,9 +313,14 @@ def parse(argv):
 def record(args, start):
     """Run the job in this process, and write what was seen when it ends."""
     first, last = args.window.split(":")
+    before = time.monotonic_ns()
+    beside = neighbour() if os.environ.get("RECORD_BESIDE") else None
+    gpus = devices()
+    start += time.monotonic_ns() - before  # no part of the job
     # on a machine shared with others, process CPU time tells what a one-thread job would take alone
     clock = time.process_time_ns if args.cpu_clock else time.monotonic_ns
     recorder = Recorder(args.out, (int(first), int(last)), args.plain, clock, 0 if args.cpu_clock else start)
+    recorder.gpus = gpus
     recorder.time_imports()
     recorder.install()
     sys.argv = args.command
@@ -300,6 +329,9 @@ def record(args, start):
         runpy.run_path(args.command[0], run_name="__main__")
     finally:
         recorder.finish()
+        if beside is not None:
+            os.kill(beside, signal.SIGKILL)
+            os.waitpid(beside, 0)
 
 
 def in_fork(work):

@@ -31,7 +31,7 @@ def kernel(name: str, kind: str, total_ms: float, **more: Any) -> dict[str, Any]
 
 def on_device(folder: Path, views: Views, text: str = LOOP, **more: Any) -> Job:
     device = {**H200["device"], **more.pop("device", {})}
-    return job(folder, text, STEP, views, device=device, headline=HEAD, **more)
+    return job(folder, text, more.pop("events", STEP), views, device=device, headline=HEAD, **more)
 
 
 def tf32(folder: Path, fault: bool) -> Job:
@@ -69,6 +69,25 @@ def thrash(folder: Path, fault: bool) -> Job:
     steps = [{"rank": 0, "step": i, "host_allocations": 3 if fault else 0, "wall_ns": MS} for i in range(4)]
     calls = [{"rank": 0, "kind": "call", "name": "cudaMalloc", "total_ns": 20 * MS, "count": 12}]
     return on_device(folder, {"kernels": [kernel("gemm", "gemm", 30)], "steps": steps, "cpu": calls})
+
+
+def thrash_beside_kernels(folder: Path, fault: bool) -> Job:
+    """As on the H200: of 20 ms in the driver the device idles 8; the rest ran beside queued kernels."""
+    lost = [{"rank": 0, "kind": "host_busy", "call": "cudaFree", "lost_ns": 8 * MS, "path": None, "function": None}]
+    rows = {name: thrash(folder, fault).view(name) for name in ("kernels", "steps", "cpu")}
+    return on_device(folder, {**rows, "lost_time": lost})
+
+
+def math_path(folder: Path, fault: bool) -> Job:
+    """On a device the view names bmm and softmax innermost, scaled_dot_product_attention outermost."""
+    whole, bmm = "aten::scaled_dot_product_attention", "aten::bmm"
+    forward = kernel("gemm", "sgemm", 20, op=bmm, top_op=whole)
+    backward = kernel("gemm", "sgemm", 30, op=bmm, top_op="autograd: BmmBackward0", forward_op=whole)
+    fused = kernel("attention", "flash_fwd", 10, op=whole, top_op=whole)
+    rows = [forward, backward] if fault else [fused]
+    text = LOOP + "        F.scaled_dot_product_attention(x, x, x)\n"
+    inside = [op(whole, 0, 300), op("aten::_scaled_dot_product_attention_math", 10, 290)] if fault else []
+    return on_device(folder, {"kernels": rows}, text=text, events=[*STEP, *inside])
 
 
 def pageable(folder: Path, fault: bool) -> Job:
@@ -133,7 +152,13 @@ def power(folder: Path, fault: bool) -> Job:
 
 
 def shared(folder: Path, fault: bool) -> Job:
-    gpus = [{"name": "H200", "processes": [7] if fault else []}]
+    gpus = [{"name": "H200", "gpu_processes": int(fault), "memory_used_bytes": 0}]
+    return on_device(folder, {"kernels": [kernel("gemm", "gemm", 30)]}, run={"environment": {"gpus": gpus}})
+
+
+def hidden(folder: Path, fault: bool) -> Job:
+    """In a container the driver lists nobody, but memory is taken."""
+    gpus = [{"name": "H200", "gpu_processes": 0, "memory_used_bytes": (700 if fault else 3) << 20}]
     return on_device(folder, {"kernels": [kernel("gemm", "gemm", 30)]}, run={"environment": {"gpus": gpus}})
 
 
@@ -156,6 +181,8 @@ CASES: list[tuple[str, Build, float | None]] = [
     ("kernel_below_roofline", roofline, 0.3 * 0.8 * 10 / 11),
     ("memory_headroom", headroom, 0.15 * 10 / 11),
     ("allocator_thrash", thrash, 0.1 * 10 / 11),
+    ("allocator_thrash", thrash_beside_kernels, 0.04 * 10 / 11),
+    ("attention_math_path", math_path, 0.25 * 10 / 11),
     ("pageable_copies", pageable, (60 - 2**29 / 55e6) / 200 * 10 / 11),
     ("launch_bound", launch_bound, 0.3 * 10 / 11),
     ("step_synchronisation", synchronisation, 0.2 * 10 / 11),
@@ -166,6 +193,7 @@ CASES: list[tuple[str, Build, float | None]] = [
     ("environment_clocks", clocks, None),
     ("environment_clocks", power, None),
     ("environment_shared_device", shared, 0.5 * 10 / 11),
+    ("environment_shared_device", hidden, 0.5 * 10 / 11),
     ("environment_threads", threads, None),
     ("startup_dominates", startup, (6.0 - 1.0 - 0.2) / 16),
 ]
@@ -189,6 +217,22 @@ def test_found_with_its_ceiling_and_silent_without_the_fault(
 def test_every_finding_has_a_case_here_or_a_planted_job_on_the_cpu() -> None:
     every = {name for module in detectors.modules() for name in module.LOOKED_FOR}
     assert every - {name for name, _, _ in CASES} - ELSEWHERE - set(planted.names("cpu")) == set()
+
+
+def test_an_odd_size_is_named_where_the_source_has_it(tmp_path: Path) -> None:
+    text = "width = 4095 if cuda else 63\nother = 999\n" + LOOP
+    row = kernel("gemm", "gemm", 60, roofline=0.2, bound="compute", shapes="[[4095,4095],[4095,4095]]")
+    result = found(on_device(tmp_path, {"kernels": [row]}, text), "kernel_below_roofline")[0]
+    assert [(a["line"], "4095" in a["code"]) for a in result.anchors] == [(1, True)]
+    assert "4095" in result.cause
+
+
+def test_the_layout_is_named_where_the_model_goes_to_the_device(tmp_path: Path) -> None:
+    row = kernel("cudnn::nchwToNhwcKernel", "convolution", 20)
+    result = found(
+        on_device(tmp_path, {"kernels": [row]}, "model = make().to('cuda')\n" + LOOP), "channels_last_missed"
+    )
+    assert [a["line"] for a in result[0].anchors] == [1]
 
 
 def test_the_straggler_s_own_branch_is_named(tmp_path: Path) -> None:

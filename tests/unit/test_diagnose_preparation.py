@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scripts.diagnose import detectors, source, structure
-from scripts.diagnose.findings import known_fixes
+from scripts.diagnose.findings import diagnose, known_fixes
 from scripts.diagnose.job import Finding, Job, NotApplicable
 from scripts.diagnose.timeline import build
 from scripts.diagnose.timing import Timing
@@ -214,3 +214,78 @@ def test_work_in_the_step_is_answered_by_fixes_that_move_it() -> None:
     fixes = known_fixes()["work_in_step"]
     assert "hoist_encoding" in fixes
     assert not {"set_to_none", "batch_item_logging", "dataloader"} & set(fixes)
+
+
+def one_request(folder: Path, *, returns: bool = True) -> Job:
+    """A window of parity's: nine calls of 1 ms (the profiler starts in the first), a move of 190 ms, a call; the move back
+    follows the window. Marks are without gaps, as parity makes them."""
+    a_job = serving(folder, moves=True, marks=False)
+    assert a_job.timeline is not None
+    steps, events, now = [], [event("job.py(8): serve", 0, 300_000)], 0
+    for number in range(10):
+        took = 5_000 if not number else 191_000 if number == 8 else 1_000
+        events.append(event(f"nn.Module: Vae_{number}", now, now + 1000))
+        events.append(event("aten::conv2d", now, now + 900, "cpu_op"))
+        if number == 8:
+            events += [
+                event("job.py(1): decode", now + 1000, now + 192_000),
+                event("torch/nn/modules/module.py(1300): to", now + 1000, now + 191_000),
+                event("aten::_to_copy", now + 1010, now + 190_900, "cpu_op"),
+            ]
+        events.append(event(f"ProfilerStep#{number}", now, now + took, "user_annotation"))
+        steps.append(
+            {
+                **{"rank": 0, "step": number, "wall_ns": took * US, "start_ns": now * US, "end_ns": (now + took) * US},
+                **{"new_signature": None if not number else number >= 8, "cause": "cudaMemcpyAsync"},
+                **{"cause_kind": "call", "cause_ns": 144 * MS if number == 8 else 0},
+                **{"path": "/x/parity/hooks/windows.py", "line": 125, "function": "_stop"},
+            }
+        )
+        now += took
+    views = {"steps": steps, "runtime": steps, "copies": a_job.view("copies")}
+    # ten requests, each with a move there and a longer one back
+    timing = Timing(1, 12.0, 2.0, 0.001, 9.9, 0.0, 100, 100)
+    headline = {"steps": 10, "capture_ns": now * US, "gpu_busy": 0.9, "gpu_idle": 0.1}
+    text = SERVE if returns else SERVE.replace("    vae.to('cpu')\n", "    del vae\n")
+    made = job(folder, text, events, views, spec={"kind": "inference"}, timing=timing, headline=headline)
+    assert made.timeline is not None
+    made.timeline.correct(timing.step_s)
+    return made
+
+
+def test_copies_in_a_step_of_a_new_shape_are_no_preparation(tmp_path: Path) -> None:
+    assert found(one_request(tmp_path), "new_shapes_slow_steps") == []
+
+
+def test_a_window_that_is_mostly_one_move_is_not_squeezed_to_the_median_step(tmp_path: Path) -> None:
+    timeline = one_request(tmp_path).timeline
+    assert timeline is not None
+    assert timeline.window_ns > 190 * MS
+
+
+def test_moves_outside_the_window_count_where_the_source_makes_them(tmp_path: Path) -> None:
+    """The window holds one of a request's two moves; slow steps are 82 % of the job."""
+    both = found(one_request(tmp_path), "weights_moved")[0]
+    assert both.fraction == pytest.approx(0.95 * 10 / 12, rel=0.05)
+    assert "1 of 2 moves" in both.derivation
+    (tmp_path / "one").mkdir()
+    one = found(one_request(tmp_path / "one", returns=False), "weights_moved")[0]
+    assert one.fraction is not None
+    assert one.fraction < 0.3
+    assert "moves, so" not in one.derivation
+
+
+def test_anchors_of_the_recorder_are_dropped_and_others_have_the_tree_s_name(tmp_path: Path) -> None:
+    a_job = one_request(tmp_path)
+
+    class Plugin:
+        LOOKED_FOR = ("some",)
+
+        @staticmethod
+        def detect(_: Job) -> list[Finding]:
+            places = ("/x/parity/hooks/windows.py", "/x/torch/profiler/profiler.py", "/x/job.py")
+            anchors = [{"path": path, "line": 1, "code": ""} for path in places]
+            return [Finding("some", "t", "c", 0.5, "d", "high", [], anchors)]
+
+    document = diagnose(a_job, [Plugin], {})  # type: ignore[list-item]
+    assert [a["path"] for a in document["findings"][0]["anchors"]] == ["job.py"]

@@ -40,6 +40,17 @@ def test_parts_sum_to_the_measured_run(tmp_path: Path) -> None:
     assert (t.slow, t.period) == ([20, 40], 20)
 
 
+def test_a_horizon_in_requests_is_counted_in_the_marks_that_a_request_has(tmp_path: Path) -> None:
+    """frozen_decoder on the H200: four requests asked for, 80 marks, 200 requests declared."""
+    path = run_folder(tmp_path, [0.01] * 80, first_step_s=2.01, last_step_s=2.80, wall_s=3.0)
+    t = timing.load([path], {"measure": {"steps": 4, "horizon": {"steps": 200}}})
+    assert (t.horizon_steps, t.marks_per_step) == (4000, 20)
+    assert t.total_s == pytest.approx(2.0 + 4000 * 0.01 + 0.2)
+    assert t.as_dict()["marks_per_declared_step"] == 20
+    undeclared = timing.load([path], {"measure": {"steps": 4}})
+    assert undeclared.horizon_steps == 80
+
+
 def test_horizon_scales_steps_and_slow_steps_but_not_start_up(tmp_path: Path) -> None:
     durations = [0.1] * 60
     durations[20] = durations[40] = 0.6

@@ -24,6 +24,7 @@ DEBUG_VARIABLES = (
 )
 # bits of NVML's throttle reasons that are no choice of the user (nvml.h); a power cap under load is normal
 THROTTLED = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
+CONTEXT_BYTES = 200 << 20  # less than any process that computes takes; an idle device shows a few MB
 ACCELERATORS = {
     "flash_attn": "flash-attn",
     "xformers": "xformers",
@@ -198,17 +199,26 @@ def clocks(environment: Row) -> list[Finding]:
 def shared(job: Job, environment: Row) -> list[Finding]:
     """Other processes on the device. Ceiling: the other processes' part, were the device
     shared equally; null without a trace of the device."""
-    others = [p for gpu in environment.get("gpus") or [] for p in gpu.get("processes") or []]
+    gpus = environment.get("gpus") or []
+    listed = sum(gpu.get("gpu_processes") or 0 for gpu in gpus)
+    taken = sum(gpu.get("memory_used_bytes") or 0 for gpu in gpus)
+    # a container hides other processes, and only their memory shows: one at least
+    others = listed or int(taken > CONTEXT_BYTES)
     if not others:
         return []
     return [
         _finding(
             "environment_shared_device",
-            f"{len(others)} other processes use the device",
+            f"{others} other process{'es use' if others > 1 else ' uses'} the device"
+            + ("" if listed else f", which the driver does not list: {taken / 1e9:.1f} GB of its memory is taken"),
             "They take time and memory.",
             [],
-            [evidence("processes", len(others), "", "run.json")],
-            fraction=job.timing.steady_share() * len(others) / (len(others) + 1) if job.on_gpu else None,
-            why=f"{len(others)} of {len(others) + 1} equal shares of the device, in the steady steps",
+            [
+                evidence("processes", others if listed else "not listed", "", "run.json"),
+                evidence("memory", taken, "bytes", "run.json"),
+            ],
+            fraction=job.timing.steady_share() * others / (others + 1) if job.on_gpu else None,
+            why=f"{others} of {others + 1} equal shares of the device, in the steady steps"
+            + ("" if listed else ", if there is one that computes all the time"),
         )
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scripts.diagnose.detectors.memory import DRIVER
 from scripts.diagnose.job import Finding, Job, NotApplicable, Row, evidence
 
 LOOKED_FOR = ("launch_bound",)
@@ -11,7 +12,9 @@ def detect(job: Job) -> list[Finding]:
     """Idle time between short kernels, and idle time while the host runs python, by what the host did."""
     if not job.on_gpu:
         raise NotApplicable("no device work in the trace")
-    rows = [r for r in job.view("lost_time") if r["kind"] in ("launch_bound", "host_busy") and not _loading(r)]
+    rows = [r for r in job.view("lost_time") if r["kind"] in ("launch_bound", "host_busy")]
+    # what waits for the driver's memory is `allocator_thrash`
+    rows = [r for r in rows if not _loading(r) and r.get("call") not in DRIVER]
     rows = _without_preparation(job, rows)
     lost = sum(r["lost_ns"] for r in rows)
     share = job.idle_share(lost)
