@@ -303,9 +303,9 @@ def to_text(rows: list[Row], columns: dict[str, str]) -> str:
 
 
 def shown(column: str, value: Any) -> str:
-    """A value as people read it: three decimals for ratios, `-` for unknown."""
+    """A value as people read it: three decimals for ratios, `-` for unknown; an unknown price in words, as it is no zero."""
     if value is None or value == "":
-        return "-"
+        return "unknown" if column == "dollars" else "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
