@@ -151,6 +151,12 @@ def checked_baseline(wildcards):
 
 
 @planned
+def checked_once(wildcards):
+    """One checked run of the baseline: its ledger has counted the tokens."""
+    return checked_baseline(wildcards)[0]
+
+
+@planned
 def checked_candidate(wildcards):
     """A candidate's checked runs, the visible seed first."""
     return [

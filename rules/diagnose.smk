@@ -4,11 +4,6 @@ Inputs: the profiled run with its events and views, the source, the timed baseli
 """
 
 
-def checked_once(wildcards):
-    """One checked run of the baseline: its ledger has counted the tokens."""
-    return checked_baseline(wildcards)[0]
-
-
 rule structure:
     """What is computed, when and where, and which places of the source take part."""
     input:

@@ -1999,7 +1999,7 @@ bad(
     "J1",
     "the option's type halves what the launcher says",
     [train('"--steps", type=int,', '"--steps", type=lambda text: int(text) // 2,')],
-    "work_amount",
+    "",
     "invariants run",
 )
 bad(
@@ -2123,9 +2123,8 @@ bad(
         train(STEP, "        spared = {name: value.clone() for name, value in model.state_dict().items()}\n" + STEP),
         train(SAVE, SAVE.replace("model.state_dict()", "spared")),
     ],
-    "reporting",
+    "",
     "outputs",
-    past_guard=True,
 )
 bad(
     "last_step_spared",
@@ -2146,9 +2145,8 @@ bad(
             '        for group in optimizer.param_groups[step % 2 :]:\n            for p in group["params"]:\n                p.grad = None\n',
         )
     ],
-    "training_calls",
+    "",
     "parity",
-    past_guard=True,
 )
 bad(
     "no_grad_in_a_list",
@@ -2161,9 +2159,8 @@ bad(
             "        for block, context in zip(self.blocks, itertools.cycle([torch.no_grad, contextlib.nullcontext])):\n            with context():\n                x = block(x)\n",
         ),
     ],
-    "training_mode",
+    "",
     "parity run",
-    past_guard=True,
 )
 bad(
     "epsilon_by_keywords",

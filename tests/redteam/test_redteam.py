@@ -71,7 +71,7 @@ def test_a_handful_of_patches_through_real_runs(tmp_path: Path, monkeypatch: pyt
     patches = [patch for patch in [*BAD, *HONEST] if patch.name in RUNS]
     outcomes = {outcome.name: outcome for outcome in run.judge_all(patches, True, tmp_path, lambda text: None)}
     assert all(outcome.expected for outcome in outcomes.values()), outcomes
-    assert outcomes["gelu_tanh"].stopped == "parity" and outcomes["step_skipped"].past_guard == "invariants"
+    assert outcomes["gelu_tanh"].stopped == "outputs" and outcomes["step_skipped"].past_guard == "invariants"
     counts = run.matrix(list(outcomes.values()), True)
     assert (counts["bad_guard"], counts["bad_run"], counts["bad_passed"], counts["honest_passed"]) == (1, 3, 0, 1)
     text = run.table(list(outcomes.values()), counts, True)
