@@ -377,19 +377,42 @@ def _keep(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def ancestors() -> list[int]:
-    """Processes whose end means that nobody wants this run: our parents, up to the topmost Snakemake."""
-    found, wanted, pid = [], 0, os.getppid()
+    """Processes whose end means that nobody wants this run: our parents, up to the topmost Snakemake.
+
+    They are those of the time at which this program was loaded. Raises Abandoned where one of them is gone: a kill of
+    Snakemake between two runs of a session leaves us other parents.
+    """
+    for pid, born in WANTING:
+        if _stat(pid)[1] != born:
+            raise Abandoned
+    return [pid for pid, _ in WANTING]
+
+
+def _ancestry() -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    wanted, pid = 0, os.getppid()
     while pid > 1:
-        found.append(pid)
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
+        parent, born = _stat(pid)
+        if not born:
             break
-        if b"snakemake" in words:
-            wanted = len(found)
+        found.append((pid, born))
+        with contextlib.suppress(OSError):
+            if b"snakemake" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                wanted = len(found)
         pid = parent
     return found[:wanted]
+
+
+def _stat(pid: int) -> tuple[int, str]:
+    """(parent, start time in ticks, which tells it from a later process of the same number); (0, "") where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return (0, "") if fields[0] == "Z" else (int(fields[1]), fields[19])
+    except (OSError, ValueError, IndexError):
+        return 0, ""
+
+
+WANTING = _ancestry()
 
 
 def _mounts(job: Job, place: Place, argv: list[str]) -> list[dict[str, Any]]:

@@ -423,3 +423,15 @@ def test_evaluation_every_eighth_step_is_seen_as_periodic_and_one_slow_step_is_n
     periods[9] = 0.4
     assert periodic(periods, 0.1, 1) is None
     assert periodic([0.1] * 20, 0.1, 0) is None
+
+
+def test_nobody_waits_for_a_run_whose_asker_is_gone(monkeypatch):
+    own = launching._stat(os.getpid())[1]
+    monkeypatch.setattr(launching, "WANTING", [(os.getpid(), own)])
+    assert launching.ancestors() == [os.getpid()]
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    born = launching._stat(child.pid)[1]
+    child.wait()
+    monkeypatch.setattr(launching, "WANTING", [(os.getpid(), own), (child.pid, born)])
+    with pytest.raises(launching.Abandoned):
+        launching.ancestors()
