@@ -15,35 +15,29 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.judge.session import read_rows  # noqa: E402
+from scripts.trace.intervals import union_length  # noqa: E402
 
 BAR = 0.10
 STAMP = re.compile(r"^\[(\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4})\]$")
 
 
-def intervals(folder: Path) -> list[tuple[float, float]]:
-    """(start, end) in seconds of every run under the folder, each once."""
+def intervals(folder: Path) -> list[tuple[int, int]]:
+    """(start, end) in nanoseconds of every run under the folder, each once."""
     found = set()
     for path in folder.rglob("run.json"):
         told = json.loads(path.read_text(encoding="utf-8"))
         if told.get("started_ns") and told.get("wall_s"):
-            found.add((told["started_ns"] / 1e9, told["started_ns"] / 1e9 + told["wall_s"]))
+            found.add((told["started_ns"], told["started_ns"] + round(told["wall_s"] * 1e9)))
     for path in folder.rglob("*.parquet"):
         if path.stem in ("aa", "screen", "race", "attribution"):
-            found |= {(row["started_ns"] / 1e9, row["started_ns"] / 1e9 + row["wall_s"]) for row in read_rows(path)}
+            found |= {(row["started_ns"], row["started_ns"] + round(row["wall_s"] * 1e9)) for row in read_rows(path)}
     return sorted(found)
-
-
-def union(spans: list[tuple[float, float]]) -> float:
-    """Seconds covered by at least one span."""
-    total, reached = 0.0, float("-inf")
-    for start, end in spans:
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
 
 
 def elapsed(checkout: Path) -> float:
@@ -63,12 +57,14 @@ def main() -> int:
     parser.add_argument("checkout", type=Path, nargs="?", default=ROOT)
     parser.add_argument("--workload", default="minigpt")
     args = parser.parse_args()
-    spans = [span for folder in (args.checkout / "results").glob(f"*/{args.workload}") for span in intervals(folder)]
+    spans = sorted(
+        span for folder in (args.checkout / "results").glob(f"*/{args.workload}") for span in intervals(folder)
+    )
     whole = elapsed(args.checkout)
     if not spans or not whole:
         print(f"error: {args.checkout}: no finished run of {args.workload}; run snakemake there", file=sys.stderr)
         return 2
-    jobs = union(spans)
+    jobs = union_length(*np.array(spans).T) / 1e9
     share = whole / jobs - 1
     print(f"{'runs':>6} {'elapsed s':>10} {'jobs s':>8} {'overhead':>9}")
     print(f"{len(spans):>6} {whole:>10.1f} {jobs:>8.1f} {share:>9.1%}")

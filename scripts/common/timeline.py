@@ -45,6 +45,15 @@ def timeline(records: Path, launched_ns: int, ended_ns: int, warmup: int) -> dic
     }
 
 
+def marks_per_step(measure: dict[str, Any], marked: int) -> float:
+    """Steps that the recorder marks for each of the contract's; 1 where the contract does not say how many were asked for.
+
+    The contract counts what the command's `{steps}` counts, requests for example; each may be several marked calls.
+    """
+    asked = measure.get("steps")
+    return marked / asked if asked and marked else 1.0
+
+
 def periodic(periods: list[float], median: float, start: int) -> dict[str, Any] | None:
     """Slow steps that come back at equal distances (evaluation, checkpoints): `{"every", "first", "extra_s"}`, or None.
 

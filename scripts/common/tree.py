@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.common.errors import InputError
@@ -172,6 +174,16 @@ def patched(base: str, patch: str | Path) -> str:
         work = copy(stored(base), Path(folder) / "tree")
         apply(patch, work)
         return store(work)
+
+
+def composed(base: str, patches: Sequence[Path]) -> str | None:
+    """Hash of the tree with the patches applied in order, or None where they do not apply so."""
+    current = base
+    with contextlib.suppress(InputError):
+        for patch in patches:
+            current = patched(current, patch)
+        return current
+    return None
 
 
 def _git_environment() -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from scripts.common.errors import InputError
 from scripts.common.files import read_json
+from scripts.common.timeline import marks_per_step
 
 SLOW = 1.3  # times the median step; an evaluation of a third of a step is the smallest that marks can show
 
@@ -133,7 +134,7 @@ def _timing(rows: list[dict[str, Any]], durations: list[list[float]], spec: dict
             _horizon(spec, count),
             middle("cpu_s"),
             source=source,
-            marks_per_step=_marks_per_step(spec, count),
+            marks_per_step=marks_per_step(spec.get("measure") or {}, count),
         )
     step = step if step else (last - first) / (steps - 1)
     excess = max(0.0, (last - first) - step * (steps - 1))
@@ -152,7 +153,7 @@ def _timing(rows: list[dict[str, Any]], durations: list[list[float]], spec: dict
         slow,
         period,
         source,
-        _marks_per_step(spec, steps),
+        marks_per_step(spec.get("measure") or {}, steps),
     )
 
 
@@ -211,16 +212,10 @@ def _race_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _horizon(spec: dict[str, Any], measured: int) -> int:
-    """The declared length of the job in steps as the recorder marks them (scripts/judge/race.py does the same)."""
+    """The declared length of the job in steps as the recorder marks them."""
     horizon = (spec.get("measure") or {}).get("horizon")
     steps = horizon.get("steps") if isinstance(horizon, dict) else horizon
-    return round(steps * _marks_per_step(spec, measured)) if steps else measured
-
-
-def _marks_per_step(spec: dict[str, Any], measured: int) -> float:
-    """Marks of a timed run for each of the steps that it was asked for; 1 where the workload does not say how many."""
-    asked = (spec.get("measure") or {}).get("steps")
-    return measured / asked if asked and measured else 1.0
+    return round(steps * marks_per_step(spec.get("measure") or {}, measured)) if steps else measured
 
 
 def _sum(*values: float | None) -> float | None:

@@ -7,7 +7,6 @@ Where the race of the round ran every arm that this needs in one session, its ru
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import shutil
 import subprocess
@@ -34,23 +33,13 @@ IDENTITY = {
 """Constant, so that the same changes give the same files."""
 
 
-def composed(base: str, patches: Sequence[Path]) -> str | None:
-    """Hash of the tree with the patches applied in order, or None where they do not apply so."""
-    current = base
-    with contextlib.suppress(InputError):
-        for patch in patches:
-            current = tree.patched(current, patch)
-        return current
-    return None
-
-
 def arms(base: str, accepted: Sequence[dict[str, Any]]) -> dict[str, str | None]:
     """`{"full", "alone0", "without0", ...: tree hash}`; None where the change cannot be separated from the others."""
     patches = [Path(entry["patch"]) for entry in accepted]
-    found: dict[str, str | None] = {FULL: composed(base, patches)}
+    found: dict[str, str | None] = {FULL: tree.composed(base, patches)}
     for number, patch in enumerate(patches):
-        found[f"alone{number}"] = composed(base, [patch])
-        found[f"without{number}"] = composed(base, [*patches[:number], *patches[number + 1 :]])
+        found[f"alone{number}"] = tree.composed(base, [patch])
+        found[f"without{number}"] = tree.composed(base, [*patches[:number], *patches[number + 1 :]])
     return found
 
 
@@ -225,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     spec, stack = read_json(args.spec, "spec"), read_json(args.stack, "stack")
     document = attribute(spec, read_json(args.env, "env"), stack, args.output.with_suffix(".parquet"), args.race)
     kept = [change for change in document["changes"] if change["kept"]]
-    if composed(stack["base"], [Path(change["patch"]) for change in kept]) is None:
+    if tree.composed(stack["base"], [Path(change["patch"]) for change in kept]) is None:
         # A change that was to be dropped holds up a later one: the whole stack stays.
         for change in document["changes"]:
             change |= {"reason": change["reason"] if change["kept"] else "another change builds on it", "kept": True}

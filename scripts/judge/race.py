@@ -9,16 +9,16 @@ rule `final_race` races the one composed patch against the untouched source with
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.common import tree
-from scripts.common.errors import InputError, run
+from scripts.common.errors import run
 from scripts.common.files import read_json, write_json
 from scripts.common.statistics import look, planned_looks, prospect
+from scripts.common.timeline import marks_per_step
 from scripts.judge import outputs
 from scripts.judge.decomposition import describe
 from scripts.judge.session import BASE, Session, require_ok, write_rows
@@ -83,15 +83,6 @@ def confirm(
         if not racing:
             break
     return found
-
-
-def composition(base: str, patches: Sequence[Path]) -> str | None:
-    """Hash of the tree with both patches, or None where there are not two or they do not apply together."""
-    if len(patches) != 2:
-        return None
-    with contextlib.suppress(InputError):
-        return tree.patched(tree.patched(base, patches[0]), patches[1])
-    return None
 
 
 def race(
@@ -169,7 +160,7 @@ def horizon(settings: dict[str, Any], rows: list[Row]) -> int | None:
     """
     marked = next((row["steps"] for row in rows if row["arm"] == BASE and row["steps"]), None)
     declared = (settings.get("horizon") or {}).get("steps") or settings["steps"]
-    return round(declared * marked / settings["steps"]) if marked and settings["steps"] else None
+    return round(declared * marks_per_step(settings, marked)) if marked else None
 
 
 def repeated(checked: Path, kept: dict[str, Path], spread: Sequence[Path], how: str) -> dict[str, Any] | None:
@@ -234,8 +225,8 @@ def main(argv: list[str] | None = None) -> int:
         base, stage = screen["base"], "confirm"
         arms = {name: screen["arms"][name]["tree"] for name in screen["finalists"]}
         checked = {name: args.output.with_name(name) / "checked" / str(seed) for name in arms}
-        if args.compose and spec["measure"].get("accept", "all") == "all":
-            together = composition(base, [args.output.with_name(name) / "patch.diff" for name in arms])
+        if args.compose and len(arms) == 2 and spec["measure"].get("accept", "all") == "all":
+            together = tree.composed(base, [args.output.with_name(name) / "patch.diff" for name in arms])
     else:
         guard, parity = read_json(args.guard, "guard"), read_json(args.parity, "parity")
         base, stage = pristine, "final"

@@ -3,18 +3,18 @@ seen on an H200, on small tables."""
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.diagnose import detectors, source, structure
+from scripts.diagnose import source, structure
 from scripts.diagnose.findings import diagnose, known_fixes
-from scripts.diagnose.job import Finding, Job, NotApplicable
+from scripts.diagnose.job import Finding, Job
 from scripts.diagnose.timeline import build
 from scripts.diagnose.timing import Timing
 from scripts.trace import dataset
+from tests.unit.diagnose_job import found
 
 US, MS = 1000, 10**6
 MAIN, AUTOGRAD = "1", "2"
@@ -57,16 +57,6 @@ def job(
         device={"name": "H200"},
         **more,
     )
-
-
-def found(a_job: Job, identity: str) -> list[Finding]:
-    """The findings of one id."""
-    results: list[Finding] = []
-    for module in detectors.modules():
-        if identity in module.LOOKED_FOR:
-            with contextlib.suppress(NotApplicable):
-                results += [f for f in module.detect(a_job) if f.id == identity]
-    return results
 
 
 def training(
