@@ -16,6 +16,7 @@ rule profile:
         modules="results/{device}/{workload}/trace/modules.json",
     log:
         "logs/{device}/{workload}/profile.log",
+    threads: ALL_CORES
     resources:
         gpu=needs("gpus"),
     shell:

@@ -131,19 +131,28 @@ def launch(job: Job, out_dir: str | Path) -> dict[str, Any]:
         for name in ("home", "tmp", "cache", "empty"):
             (place.work / name).mkdir()
         tree.copy(tree.STORE / job.tree, place.tree)
-        plan = _plan(job, place)
-        told = {
-            "command": _symbolic(job, place, plan["argv"]),
-            "variables": _told(place, plan["env"]),
-            "load_at_start": machine.load(),
-        }
-        with machine.device_memory() as device:
-            account = _keep(plan)
+        with _devices(job) as visible:
+            plan = _plan(job, place, visible)
+            told = {
+                "command": _symbolic(job, place, plan["argv"]),
+                "variables": _told(place, plan["env"]),
+                "load_at_start": machine.load(),
+            }
+            with machine.device_memory(visible.split(",") if visible else None) as device:
+                account = _keep(plan)
         if account["reason"] == "abandoned":
             raise Abandoned
         return _document(job, place, {**account, **told, "peak_device_bytes": device["peak_bytes"]}, before)
     finally:
         tree.remove(place.work)
+
+
+def _devices(job: Job) -> contextlib.AbstractContextManager[str | None]:
+    """The GPUs of this run as `CUDA_VISIBLE_DEVICES`, held until it ends: none (""), so many, or as the caller has it."""
+    gpus = job.spec.get("resources", {}).get("gpus")
+    if not gpus:  # a job that was declared without a GPU gets none
+        return contextlib.nullcontext("" if gpus == 0 else None)
+    return machine.devices(gpus, first=job.kind != "checked")
 
 
 @cache
@@ -214,8 +223,8 @@ def command(job: Job, place: Place) -> list[str]:
     return [found, *words[1:]]
 
 
-def environment(job: Job, place: Place) -> dict[str, str]:
-    """The job's whole environment: the allow-list, fresh folders, the specification's variables, the recorder."""
+def environment(job: Job, place: Place, devices: str | None) -> dict[str, str]:
+    """The job's whole environment: the allow-list, `devices`, fresh folders, the specification's variables, the recorder."""
     variables = {name: os.environ[name] for name in ALLOWED if name in os.environ}
     variables |= {name: str(place.work / "cache" / folder) for name, folder in CACHES.items()}
     variables |= {
@@ -225,11 +234,8 @@ def environment(job: Job, place: Place) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONNOUSERSITE": "1",
     }
-    gpus = job.spec.get("resources", {}).get("gpus")
-    if gpus == 0:  # a job that was declared without a GPU gets none
-        variables["CUDA_VISIBLE_DEVICES"] = ""
-    elif gpus and "CUDA_VISIBLE_DEVICES" not in variables:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(gpus)))
+    if devices is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = devices
     variables |= job.spec.get("environment", {}).get("variables", {})
     for name, value in knobs.variables(job.spec, _knobs(job, place)).items():
         if value is None:
@@ -320,7 +326,7 @@ def _fresh(kept: Path) -> None:
         (kept / name).unlink(missing_ok=True)
 
 
-def _plan(job: Job, place: Place) -> dict[str, Any]:
+def _plan(job: Job, place: Place, devices: str | None) -> dict[str, Any]:
     """What the keeper is told."""
     cwd = place.tree / job.spec["launch"].get("workdir", ".")
     if not cwd.is_dir():
@@ -330,7 +336,7 @@ def _plan(job: Job, place: Place) -> dict[str, Any]:
     return {
         "argv": argv,
         "cwd": str(cwd),
-        "env": environment(job, place),
+        "env": environment(job, place, devices),
         "log": str(place.kept / "job.log"),
         "log_bytes": LOG_BYTES,
         "timeout_s": _timeout_s(job),

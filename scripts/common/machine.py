@@ -113,6 +113,52 @@ def exclusive() -> Iterator[None]:
         lock.release()
 
 
+@contextlib.contextmanager
+def devices(count: int, first: bool = False) -> Iterator[str]:
+    """Hold `count` GPUs of this machine and give them as `CUDA_VISIBLE_DEVICES`; waits until so many are free.
+
+    Of those that `CUDA_VISIBLE_DEVICES` names, else of all. Two jobs on one GPU would slow each other and be charged
+    each other's memory. With `first` always the same ones, so that the runs of a race use one device.
+    """
+    from filelock import FileLock, Timeout  # 0.05 s, only for jobs that use a GPU
+
+    words = visible_devices() or [str(index) for index in range(count)]
+    wanted = words[:count] if first else words
+    folder, said = Path(tempfile.gettempdir()), False
+    held: dict[str, Any] = {}
+    try:
+        while len(held) < min(count, len(words)):
+            for word in wanted[: len(words)]:
+                name = "".join(c for c in word if c.isalnum())
+                lock = FileLock(folder / f"wholejob-{platform.node()}-gpu-{name}.lock", mode=0o666)
+                with contextlib.suppress(Timeout):
+                    lock.acquire(timeout=0)
+                    held[word] = lock
+                if len(held) == min(count, len(words)):
+                    break
+            else:
+                for lock in held.values():  # or two jobs that each hold half of what they need wait for ever
+                    lock.release()
+                held.clear()
+                if not said:
+                    print(f"waiting: other jobs hold this machine's GPUs ({count} needed)", flush=True)
+                    said = True
+                time.sleep(0.2)
+        yield ",".join(held)
+    finally:
+        for lock in held.values():
+            lock.release()
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that jobs may use, as `CUDA_VISIBLE_DEVICES` names them: its words, else all by index."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [word for word in (part.strip() for part in visible.split(",")) if word]
+    nvml = _nvml()
+    return [str(index) for index in range(nvml.nvmlDeviceGetCount())] if nvml is not None else []
+
+
 @cache
 def _nvml() -> Any:
     """The NVML module, started, or None; only tried where the driver has made its device file."""
@@ -127,16 +173,13 @@ def _nvml() -> Any:
     return pynvml
 
 
-def _handles() -> list[Any]:
-    """Handles of the GPUs that jobs may use (`CUDA_VISIBLE_DEVICES`, by index or UUID; all where it is unset)."""
+def _handles(words: list[str] | None = None) -> list[Any]:
+    """Handles of GPUs by index or UUID; of those that jobs may use without `words`."""
     nvml = _nvml()
     if nvml is None:
         return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     found = []
-    for word in filter(None, (part.strip() for part in visible.split(","))):
+    for word in visible_devices() if words is None else words:
         with contextlib.suppress(Exception):
             by_index = word.isdigit()
             found.append(
@@ -215,22 +258,22 @@ def gpu_problems() -> list[str]:
     return found
 
 
-def gpu_memory_bytes() -> int | None:
-    """Memory in use on the visible GPUs, everybody's; None without a GPU."""
+def gpu_memory_bytes(words: list[str] | None = None) -> int | None:
+    """Memory in use on some GPUs (the visible ones), everybody's; None without a GPU."""
     nvml = _nvml()
-    used = [getattr(_ask(nvml.nvmlDeviceGetMemoryInfo, handle), "used", None) for handle in _handles()]
+    used = [getattr(_ask(nvml.nvmlDeviceGetMemoryInfo, handle), "used", None) for handle in _handles(words)]
     known = [value for value in used if value is not None]
     return sum(known) if known else None
 
 
 @contextlib.contextmanager
-def device_memory(interval_s: float = 0.1) -> Iterator[dict[str, int | None]]:
-    """Watch device memory from outside: `peak_bytes` is the most in use above the start of the block.
+def device_memory(words: list[str] | None = None, interval_s: float = 0.1) -> Iterator[dict[str, int | None]]:
+    """Watch the memory of some GPUs (the visible ones) from outside: `peak_bytes` is the most in use above the start.
 
-    Right on a machine that nothing else uses; a peak shorter than `interval_s` can be missed. One thread with a GPU.
+    Right on GPUs that nothing else uses; a peak shorter than `interval_s` can be missed. One thread with a GPU.
     """
     seen: dict[str, int | None] = {"peak_bytes": None}
-    start = gpu_memory_bytes()
+    start = gpu_memory_bytes(words)
     if start is None:
         yield seen
         return
@@ -238,7 +281,7 @@ def device_memory(interval_s: float = 0.1) -> Iterator[dict[str, int | None]]:
 
     def watch() -> None:
         while not stop.wait(interval_s):
-            now = gpu_memory_bytes()
+            now = gpu_memory_bytes(words)
             if now is not None:
                 seen["peak_bytes"] = max(seen["peak_bytes"] or 0, now - start)
 

@@ -391,7 +391,7 @@ class _Reader(ast.NodeVisitor):
                     "torch.equal",
                     "torch.allclose",
                 }:
-                    self.add("synchronisation", node, "bool", call="bool", of=_text(node))
+                    self.add("synchronisation", node, "bool", call="bool", of=_text(node), read=_read(node))
 
     def function_sites(self, node: ast.FunctionDef | ast.AsyncFunctionDef, gradless: bool) -> None:
         self.attention_site(node)
@@ -493,6 +493,19 @@ class _Call:
         return _text(self.node.args[0]) if self.node.args else None
 
 
+def _read(expression: ast.expr) -> list[str]:
+    """What is computed for the sake of a value that the host reads: names of the calls, and `""` for each operator."""
+    made = []
+    for node in ast.walk(expression):
+        if isinstance(node, ast.Call):
+            made.append(node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", ""))
+        elif isinstance(node, (ast.BinOp, ast.Compare)) or (
+            isinstance(node, ast.UnaryOp) and isinstance(_plain(node), str)
+        ):
+            made.append("")
+    return sorted(made)
+
+
 Sites = Iterator[tuple[str, dict[str, Any]]]
 
 
@@ -500,9 +513,10 @@ def _host_sites(call: _Call) -> Sites:
     """Waits for the device, moves between host and device, collectives."""
     node = call.node
     if (call.method and call.bare in CAST_TO_HOST and not node.args) or call.name in SYNCHRONISERS:
-        yield "synchronisation", {"call": call.bare, "of": call.owner or call.name}
+        made = _read(node.func.value) if isinstance(node.func, ast.Attribute) and call.bare in CAST_TO_HOST else []
+        yield "synchronisation", {"call": call.bare, "of": call.owner or call.name, "read": made}
     if call.name in {"float", "int", "bool"} and node.args and _looks_like_tensor(node.args[0]):
-        yield "synchronisation", {"call": call.name, "of": call.first()}
+        yield "synchronisation", {"call": call.name, "of": call.first(), "read": _read(node.args[0])}
     if call.bare in {"to", "cuda"} and call.method:
         detail = {"call": call.bare, "of": call.owner, "to": call.first()}
         yield "transfer", {**detail, "non_blocking": call.plain.get("non_blocking")}

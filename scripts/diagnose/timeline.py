@@ -147,6 +147,28 @@ class Timeline:
             return found
         return [i for i in found if self.parent[i] != -1 and self.source[self._frame_above(i)] == function]
 
+    def just_before(self, index: int, names: list[str]) -> list[int]:
+        """The events right before one in the same frame, as long as `names` has them; `""` stands for any operator.
+
+        What an expression's value is made of, as far as the frame makes it itself: an event a name at most.
+        """
+        left, found = list(names), []
+        while left:
+            previous = index - 1
+            while previous >= 0 and self.parent[previous] != self.parent[index] and previous != self.parent[index]:
+                previous = int(self.parent[previous])
+            if previous < 0 or previous == self.parent[index]:
+                break
+            name = self.short[previous]
+            if name not in left:
+                name = ""
+                if name not in left or self.kind[previous] != OPERATOR:
+                    break
+            left.remove(name)
+            found.append(previous)
+            index = previous
+        return found
+
     def named(self, *prefixes: str) -> list[int]:
         """Events whose full name starts with one of the prefixes."""
         return [i for short in self.by_short for i in self.by_short[short] if self.name[i].startswith(prefixes)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,3 +53,36 @@ def test_others_on_the_device(
     monkeypatch.setattr(machine, "_handles", lambda: ["handle"])
     found = machine.fingerprint()["gpus"][0]
     assert (found["gpu_processes"], found["memory_used_bytes"]) == (processes, used)
+
+
+def test_jobs_spread_over_the_gpus_and_wait_for_a_free_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,GPU-c")
+    taken: list[str] = []
+
+    def wait() -> None:
+        with machine.devices(2) as late:
+            taken.append(late)
+
+    with machine.devices(1) as one, machine.devices(1) as two:
+        assert (one, two) == ("GPU-a", "GPU-b")
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive() and not taken  # one is free, and not held by who needs two
+        with machine.devices(1) as three:
+            assert three == "GPU-c"
+    waiting.join(10)
+    assert taken == ["GPU-a,GPU-b"]
+    with machine.devices(1, first=True) as timed, machine.devices(1) as other:
+        assert (timed, other) == ("GPU-a", "GPU-b")
+
+
+def test_fewer_gpus_than_asked_for_are_given_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with machine.devices(2) as given:
+        assert given == "3"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with machine.devices(1) as given:
+        assert given == "0"

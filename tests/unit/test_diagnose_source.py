@@ -109,6 +109,23 @@ def test_sites_know_their_loops_and_guards(tmp_path: Path) -> None:
     assert where["logging", "print"] == (2, "step % 10 == 0")
 
 
+def test_what_is_computed_to_be_read_belongs_to_the_read(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        """
+        def check(x, y, loss):
+            if not torch.isfinite(x.sum()).item():
+                raise FloatingPointError
+            right = (x.argmax(-1) == y).float().mean().item()
+            return float(x.norm()), loss.item(), right
+        """,
+    )
+    reads = [(s.callee, s.detail["read"]) for s in found.sites if s.kind == "synchronisation"]
+    assert ("item", ["isfinite", "sum"]) in reads
+    assert ("item", ["", "argmax", "float", "mean"]) in reads
+    assert ("float", ["norm"]) in reads and ("item", []) in reads
+
+
 def test_import_aliases_are_resolved(tmp_path: Path) -> None:
     found = read(
         tmp_path,

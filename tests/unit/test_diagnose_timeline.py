@@ -113,3 +113,27 @@ def test_paths_match_by_whole_components(traced: str, relative: str, same: bool)
 
 def test_no_host_events_is_none() -> None:
     assert timeline.build({}, []) is None
+
+
+def test_what_an_expression_is_made_of_lies_right_before_its_end(tmp_path: Path) -> None:
+    python = [
+        event("job.py(7): main", 0, 1000),
+        event("<built-in method argmax of Tensor object at 0x1>", 50, 90),
+        event("job.py(1): work", 100, 900),
+        event("<built-in method mul of Tensor object at 0x1>", 110, 190),
+        event("<built-in method argmax of Tensor object at 0x1>", 200, 300),
+        event("<built-in method mean of Tensor object at 0x1>", 400, 500),
+        event("<built-in method item of Tensor object at 0x1>", 600, 700),
+    ]
+    ops = [
+        event("aten::argmax", 210, 290, cat="cpu_op"),
+        event("aten::eq", 310, 390, cat="cpu_op"),
+        event("aten::item", 610, 690, cat="cpu_op"),
+    ]
+    built = timeline.build(tables(python, ops), functions(tmp_path, JOB))
+    assert built is not None
+    item = built.short.index("item")
+    names = [built.short[i] for i in built.just_before(item, ["", "argmax", "mean"])]
+    assert names == ["mean", "aten::eq", "argmax"]
+    assert built.just_before(item, ["argmax"]) == []
+    assert built.just_before(built.short.index("mul"), ["argmax", ""]) == []

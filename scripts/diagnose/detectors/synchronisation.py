@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from scripts.diagnose.job import Finding, Job, NotApplicable, Row, anchor, evidence
+from scripts.diagnose.timeline import OPERATOR, PYTHON
 
 LOOKED_FOR = ("step_synchronisation",)
+READERS = {"bool": "aten::is_nonzero", "float": "aten::item", "int": "aten::item"}  # what the trace calls a conversion
 
 
 def detect(job: Job) -> list[Finding]:
@@ -23,14 +25,15 @@ def _within(site: Row, loop: Row) -> bool:
 
 
 def on_device(job: Job, sites: list[Row]) -> Finding | None:
-    """Device idle time attributed to synchronising calls, never the waiting itself: a wait for needed work costs
-    nothing."""
+    """Device idle time attributed to synchronising calls, and the host's time to compute what is only read there.
+
+    Never the waiting itself: a wait for needed work costs nothing.
+    """
     lost = [r for r in job.view("lost_time") if r["kind"] == "synchronisation"]
     idle = sum(r["lost_ns"] for r in lost)
     calls = [r for r in job.view("synchronisations") if (r.get("steps") or 1) >= 1]
     count = sum(r["count"] for r in calls)
     steps = job.window_steps
-    capture = job.headline.get("capture_ns") or 1
     if not calls:
         return None
     places = sorted((r for r in calls if r.get("path")), key=lambda r: -r["total_ns"])
@@ -41,24 +44,62 @@ def on_device(job: Job, sites: list[Row]) -> Finding | None:
     anchors = [anchor(s) for s in named[:8]] or [
         {"path": r["path"], "line": r["line"], "code": r["function"]} for r in places[:5]
     ]
+    blocked = sum(r["total_ns"] for r in calls)
+    made, kernels = _made_to_be_read(job, sites)
     return Finding(
         "step_synchronisation",
         f"The host waits for the device {count / steps:.1f} times a step",
         "Reading a value (.item(), .cpu(), a boolean test, a scalar copied to the host) drains the launch queue; the "
         "device idles until "
         "the host has launched again.",
-        job.idle_share(idle),
-        f"device idle after synchronising calls {idle / 1e6:.2f} of {capture / 1e6:.1f} ms captured; steps are "
+        job.idle_share(idle + made) + job.kernel_share(kernels),
+        f"device idle after synchronising calls {idle / 1e6:.2f} ms, and while the values are computed and read "
+        f"{made / 1e6:.2f} ms: {job.idle_note(idle + made)}; their own kernels {kernels / 1e6:.2f} ms; steps are "
         f"{job.window_share:.0%} of the job",
         "high" if anchors else "medium",
         ["python"],
         anchors,
         [
             evidence("synchronising calls", count / steps, "per step", "views: synchronisations"),
-            evidence("blocked", sum(r["total_ns"] for r in calls) / steps / 1e6, "ms/step", "views: synchronisations"),
+            evidence("blocked", blocked / steps / 1e6, "ms/step", "views: synchronisations"),
             evidence("device idle behind them", idle / steps / 1e6, "ms/step", "views: lost_time"),
+            evidence("device idle while they compute", made / steps / 1e6, "ms/step", "views: lost_time by operator"),
         ],
     )
+
+
+def _made_to_be_read(job: Job, sites: list[Row]) -> tuple[float, float]:
+    """Expressions whose value the host reads: device idle time while it computes them, and their own kernels' time, in ns.
+
+    The host's time in them says nothing: a copy to the host waits in it for all that was launched before. Python's idle
+    time in a function is theirs by their share of the function's python.
+    """
+    timeline = job.timeline
+    if timeline is None:
+        return 0.0, 0.0
+    idle = kernels = 0.0
+    by_function: dict[tuple[str, str, int], list[Row]] = {}
+    for site in sites:
+        place = (site["path"], site["function"].rpartition(".")[2], job.function_index(site))
+        by_function.setdefault(place, []).append(site)
+    for (path, name, function), own in by_function.items():
+        made: set[int] = set()
+        for site in own:
+            for call in timeline.calls(str(READERS.get(site["callee"], site["callee"])), function):
+                made.update((call, *timeline.just_before(call, site["detail"]["read"])))
+        under = {i for top in made for i in (top, *timeline.under(top))}
+        operators = {timeline.name[i] for i in under if timeline.kind[i] == OPERATOR}
+        python = (timeline.owner == function) & (timeline.kind == PYTHON)
+        share = sum(timeline.own_ns[i] for i in under if python[i]) / max(1.0, timeline.own_ns[python].sum())
+        for row in job.view("lost_time"):
+            if row["kind"] in ("launch_bound", "host_busy") and (row.get("path"), row.get("function")) == (path, name):
+                idle += row["lost_ns"] * (share if row.get("op") is None else row["op"] in operators)
+        kernels += sum(
+            r["total_ns"]
+            for r in job.view("kernels")
+            if (r.get("path"), r.get("function")) == (path, name) and r.get("top_op") in operators
+        )
+    return idle, kernels
 
 
 def on_host(job: Job, sites: list[Row]) -> Finding | None:
