@@ -13,6 +13,7 @@ import argparse
 import ast
 import contextlib
 import json
+import statistics
 import traceback
 from collections.abc import Iterable
 from functools import cache
@@ -167,7 +168,7 @@ def load(
         profiled_run,
         {
             **_records(folder),
-            **_imports([*(p.parent for p in map(Path, runs)), folder]),
+            **_imports([path.parent for path in map(Path, runs)], folder),
             **_packages(environment),
             **_counted(checked),
         },
@@ -190,28 +191,30 @@ def _marks(timed: timing.Timing, marks: list[float]) -> None:
     timed.slow, timed.period = timing.slow_steps(timed.durations_s, timed.step_s)
 
 
-def _imports(folders: list[Path]) -> dict[str, float]:
+def _imports(unprofiled: list[Path], profiled: Path) -> dict[str, float]:
     """Seconds in imports, until torch was imported, in the driver's start of the device, and from the first activity to
-    the end of the first step, of the first run whose step marks say so; unprofiled runs come first."""
-    for folder in folders:
-        marks = folder / "records" / "steps.jsonl"
-        if not marks.is_file():
-            continue
-        lines = marks.read_text(encoding="utf-8").splitlines() or ["{}"]
-        head = json.loads(lines[0])
-        found = {}
-        if head.get("imports_ns") is not None:
-            found["import_s"] = head["imports_ns"] / 1e9
-        if head.get("torch_imported_ns") and head.get("process_start_ns") is not None:
-            found["torch_s"] = (head["torch_imported_ns"] - head["process_start_ns"]) / 1e9
-        if head.get("device_init_ns"):
-            found["device_init_s"] = head["device_init_ns"] / 1e9
-        first = next(filter(None, (_first_mark(line) for line in lines[1:2])), None)
-        if head.get("first_activity_ns") and first is not None:
-            found["warm_up_s"] = max(0.0, (first - head["first_activity_ns"]) / 1e9)
-        if found:
-            return found
-    return {}
+    the end of the first step: medians of the unprofiled runs whose step marks say so, else the profiled run's."""
+    told = [found for folder in unprofiled if (found := _imports_of(folder))] or [_imports_of(profiled)]
+    return {key: statistics.median(one[key] for one in told if key in one) for key in {k for one in told for k in one}}
+
+
+def _imports_of(folder: Path) -> dict[str, float]:
+    marks = folder / "records" / "steps.jsonl"
+    if not marks.is_file():
+        return {}
+    lines = marks.read_text(encoding="utf-8").splitlines() or ["{}"]
+    head = json.loads(lines[0])
+    found = {}
+    if head.get("imports_ns") is not None:
+        found["import_s"] = head["imports_ns"] / 1e9
+    if head.get("torch_imported_ns") and head.get("process_start_ns") is not None:
+        found["torch_s"] = (head["torch_imported_ns"] - head["process_start_ns"]) / 1e9
+    if head.get("device_init_ns"):
+        found["device_init_s"] = head["device_init_ns"] / 1e9
+    first = next(filter(None, (_first_mark(line) for line in lines[1:2])), None)
+    if head.get("first_activity_ns") and first is not None:
+        found["warm_up_s"] = max(0.0, (first - head["first_activity_ns"]) / 1e9)
+    return found
 
 
 def _packages(environment: Path | None) -> dict[str, list[str]]:

@@ -161,6 +161,8 @@ def launch(
     same = source.is_file() and source.read_text(encoding="utf-8") == read(name).arm(arm)
     if reuse and same and kept.is_file():
         return dict(json.loads(kept.read_text(encoding="utf-8")))
+    for old in folder.glob(f"{arm}-*/run.json") if not same else ():
+        old.unlink()  # of another version of the job
     command = [sys.executable, str(HERE / "record.py"), "--out", str(out)]
     command += record_arguments(name, arm, folder, plain=plain, cpu_clock=True)
     done = subprocess.run(

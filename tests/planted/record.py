@@ -139,11 +139,20 @@ class Recorder:
             self.profiler = self.torch.profiler.profile(
                 activities=activities, record_shapes=True, with_stack=True, **marks
             )
+            self.record_numbers(done + 1 == self.window[1])
             self.profiler.start()
         elif self.profiler and done >= self.window[1]:
             self.stop()
-        elif self.profiler and "RANK" in os.environ:
-            self.profiler.step()
+        elif self.profiler:
+            self.record_numbers(done + 1 == self.window[1])
+            if "RANK" in os.environ:
+                self.profiler.step()
+
+    def record_numbers(self, last):
+        """As parity does (hooks/windows.py): torch keeps tensors alive while it records lists of numbers."""
+        switch = getattr(self.torch._C._profiler, "_set_record_concrete_inputs_enabled_val", None)
+        if switch is not None:
+            switch(last and self.torch.cuda.is_available())
 
     def stop(self):
         if self.profiler:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from scripts.diagnose.job import Finding, Job, Row, anchor, evidence
+from scripts.diagnose.timeline import Timeline
 
 LOOKED_FOR = (
     "environment_cpu_build",
@@ -94,10 +95,13 @@ def debug(job: Job) -> list[Finding]:
     ]
     timeline = job.timeline
     gone = 0.0
-    if sites and timeline is not None:  # anomaly mode walks the stack for every operator: traceback frames show it
+    if (
+        sites and timeline is not None
+    ):  # anomaly mode walks the stack for every operator and looks for NaN in every gradient
         # an upper bound indeed: the profiler slows such walks most (0.70 of a job where 0.42 was measured)
         walks = timeline.named("traceback.py", "<built-in function _format_stack")
-        gone = timeline.total_ns(walks + timeline.by_short.get("format_stack", []))
+        walks += timeline.by_short.get("format_stack", [])
+        gone = timeline.total_ns(walks + _checks(timeline))
     if not on and not sites:
         return []
     names = on + [s["detail"]["name"] for s in sites]
@@ -109,8 +113,19 @@ def debug(job: Job) -> list[Finding]:
             [anchor(s) for s in sites],
             [evidence("switches", ", ".join(names), "", "workload and source")],
             fraction=job.share(gone) if gone else None,
-            why=f"stack walks: {job.wall_note(gone)}" if gone else "",
+            why=f"stack walks and tests for NaN: {job.wall_note(gone)}" if gone else "",
         )
+    ]
+
+
+def _checks(timeline: Timeline) -> list[int]:
+    """Operators by which autograd's engine itself, not a node of the graph, looks for NaN in what a node returns."""
+    return [
+        i
+        for name in ("aten::isnan", "aten::any", "aten::item", "aten::is_nonzero")
+        for i in timeline.by_short.get(name, [])
+        if timeline.parent[i] >= 0
+        and timeline.name[int(timeline.parent[i])].startswith("autograd::engine::evaluate_function")
     ]
 
 

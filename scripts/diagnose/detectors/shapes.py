@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from scripts.diagnose.detectors.transfers import moves
 from scripts.diagnose.job import Finding, Job, NotApplicable, Row, anchor, evidence
 from scripts.diagnose.preparation import Preparation
@@ -128,7 +130,12 @@ def of_steps(job: Job, steps: list[Row]) -> list[Finding]:
     anchors = [anchor(s) for s in sites] + [
         {"path": p, "line": n, "code": job.code(p, n) or f} for p, n, f in sorted(places)
     ]
+    if not anchors and (function := _slowest(job, {r["step"] for r in slow}, {r["step"] for r in later})):
+        anchors = [function]
     share = (job.timing.steady_share() + job.timing.excess_share()) * excess / total
+    if known and job.timing.runs and job.timing.step_s * 1e9 < 1.3 * typical:
+        # new shapes become rare as the job goes on: the unprofiled run's slow steps are all there are
+        share = min(share, job.timing.excess_share())
     worst = max(slow, key=lambda r: r["wall_ns"])
     return [
         Finding(
@@ -159,6 +166,43 @@ def of_steps(job: Job, steps: list[Row]) -> list[Finding]:
             ],
         )
     ]
+
+
+def _slowest(job: Job, slow: set[int], every: set[int]) -> Row | None:
+    """The job's innermost function that holds at least half of what slow steps take more than the others."""
+    timeline, spans = job.timeline, {r["step"]: r for r in job.view("runtime") if r.get("step") in every}
+    if timeline is None or not slow or not every - slow:
+        return None
+
+    def excess(time: dict[int, float]) -> float:
+        return statistics.mean(time[n] for n in slow) - statistics.median(time[n] for n in every - slow)
+
+    if set(spans) != every:
+        return None
+    wanted = excess({n: float(r["end_ns"] - r["start_ns"]) for n, r in spans.items()}) / 2
+    held: list[tuple[float, int]] = []
+    for number in range(len(timeline.functions)):
+        frames = timeline.outermost(timeline.of_function(number))
+        time = {
+            n: float(
+                sum(
+                    timeline.end[i] - timeline.start[i]
+                    for i in frames
+                    if r["start_ns"] <= timeline.start[i] < r["end_ns"]
+                )
+            )
+            for n, r in spans.items()
+        }
+        if frames and excess(time) >= wanted > 0:
+            held.append((sum(time.values()), number))
+    if not held:
+        return None
+    function = timeline.functions[min(held)[1]]
+    return {
+        "path": function.path,
+        "line": function.line,
+        "code": job.code(function.path, function.line) or f"def {function.name}",
+    }
 
 
 def _waits_ns(row: Row) -> int:

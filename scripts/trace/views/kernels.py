@@ -166,15 +166,16 @@ def _work(capture: Capture, events: Origins, groups: Groups, length: Any) -> tup
     computing = (gpu.kind == KERNEL) & (events.event >= 0) & ~gpu.communication
     combos = Groups(np.where(computing, events.op, -1), events.shapes, events.types, events.concrete)
     dtype_of: list[str | None] = []
+    rows = [row for row in combos.first.tolist() if computing[row]]
+    numbers = _numbers(events, rows)
     for row in combos.first.tolist():
         found = None
         if computing[row] and events.shapes[row] >= 0 and events.types[row] >= 0:
-            concrete = events.concrete[row]
             found = work(
                 host.names[events.op[row]],
                 events.shape_words[events.shapes[row]],
                 events.type_words[events.types[row]],
-                events.concrete_words[concrete] if concrete >= 0 else None,
+                numbers[row],
             )
         dtype_of.append(found.dtype if found else None)
         if found:
@@ -198,6 +199,24 @@ def _work(capture: Capture, events: Origins, groups: Groups, length: Any) -> tup
             if best:
                 least[index], bound[index] = best[0], int(best[1] == "compute")
     return total_flops, total_bytes, least, bound
+
+
+def _numbers(events: Origins, rows: list[int]) -> dict[int, str | None]:
+    """The number arguments of each row's call as JSON; a call without its lists has those of the calls like it.
+
+    The recorder keeps lists in the last step of a window only. Where calls alike in operator, shapes and types were given
+    different lists, what a call without them was given stays unknown.
+    """
+    told = {row: events.concrete_words[events.concrete[row]] if events.concrete[row] >= 0 else None for row in rows}
+    alike: dict[tuple[int, int, int], set[str]] = {}
+    for row, word in told.items():
+        if word and '"[' in word:
+            alike.setdefault((events.op[row], events.shapes[row], events.types[row]), set()).add(word)
+    for row, word in told.items():
+        others = alike.get((events.op[row], events.shapes[row], events.types[row]), set())
+        if not (word and '"[' in word) and len(others) == 1:
+            told[row] = next(iter(others))
+    return told
 
 
 def _device_name(capture: Capture) -> str | None:
