@@ -1,12 +1,10 @@
 """Host time of a profiled window as one tree a thread: python frames, operators and annotations, nested by time.
 
-Profiling slows the job, and python most, so times are corrected until the window's steps take as long as the steps
-of the
-unprofiled run: first a fixed cost for each recorded frame and operator, then interpreted code (python 3.11 slows all of it while
-a profile
-function is set, measured 1.6 times), then operators that write to new memory (the profiler's records lie in what was
-free, so that it really is new; on a CPU a page costs more than many an operator), then everything alike. Cost: one sort and one pass over the events, about 1 us
-each.
+Profiling slows the job, and python most, so times are corrected until the window's steps take as long as the steps of
+the unprofiled run: first a fixed cost for each recorded frame and operator, then interpreted code (python 3.11 slows all
+of it while a profile function is set, measured 1.6 times), then operators that write to new memory (the profiler's
+records lie in what was free, so that it really is new; on a CPU a page costs more than many an operator), then everything
+alike. Cost: one sort and one pass over the events, about 1 us each.
 """
 
 from __future__ import annotations

@@ -237,6 +237,14 @@ def test_the_profile_has_the_steps_asked_for(tmp_path):
     assert {"ProfilerStep#2", "ProfilerStep#3"} <= names and "ProfilerStep#4" not in names and "aten::addmm" in names
 
 
+def test_a_profile_keeps_no_tensor_alive(tmp_path):
+    """torch keeps the inputs of operators with lists of numbers while it records those: 20 x 16 MB a step here."""
+    run = recorded("keeps", tmp_path / "o", mode="profiled", profile=(1, 5))
+    grown = int(run.stdout.split()[-1])
+    assert run.code == 0 and (run.out / "trace.json.gz").exists()
+    assert grown < 400, f"{grown} MB more at the end of the window"
+
+
 def test_a_window_that_outlives_the_job_is_closed_before_exit(tmp_path):
     run = recorded("plain", tmp_path / "o", mode="profiled", profile=(10, 1000))
     assert run.code == 0 and (run.out / "trace.json.gz").exists()

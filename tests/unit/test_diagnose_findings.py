@@ -13,7 +13,7 @@ from scripts.common.errors import InputError
 from scripts.common.files import write_json
 from scripts.diagnose import detectors, findings, structure
 from scripts.diagnose.job import Finding, Job, NotApplicable
-from tests.unit.diagnose_job import LOOP, STEP, event, found, job, op
+from tests.unit.diagnose_job import LOOP, STEP, event, found, job, op, timing
 
 
 def finding(identity: str, fraction: float | None, confidence: str = "high") -> Finding:
@@ -158,10 +158,12 @@ def test_new_shapes_need_slow_steps(tmp_path: Path) -> None:
             )
         return {"steps": rows}
 
-    slow = found(job(tmp_path, LOOP, STEP, steps(10**9)), "new_shapes_slow_steps")
-    # two steps of 1 s beside seven of 0.1 s: 1.8 of 2.7 s
-    assert slow[0].fraction == pytest.approx(1.8 / 2.7 * 10 / 11, rel=0.01)
+    slow = found(job(tmp_path, LOOP, STEP, steps(10**9), timing=timing(excess_s=30.0)), "new_shapes_slow_steps")
+    # two steps of 1 s beside seven of 0.1 s: 1.8 of 2.7 s; start-up is 1 of 41 s
+    assert slow[0].fraction == pytest.approx(1.8 / 2.7 * 40 / 41, rel=0.01)
     assert slow[0].anchors[0]["path"] == "job.py"
+    rare = found(job(tmp_path, LOOP, STEP, steps(10**9), timing=timing(excess_s=2.0)), "new_shapes_slow_steps")
+    assert rare[0].fraction == pytest.approx(2 / 13)  # the whole run has fewer slow steps than the window
     assert found(job(tmp_path, LOOP, STEP, steps(10**8)), "new_shapes_slow_steps") == []
 
 

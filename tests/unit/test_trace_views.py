@@ -522,3 +522,30 @@ def test_the_critical_path_crosses_streams_where_a_stream_waited_for_an_event():
 
 def test_without_gpu_events_there_is_no_critical_path():
     assert rows(critical_path, Scene().mark("ProfilerStep#1", 0, MS).op("aten::a", 0, MS).capture()) == []
+
+
+@pytest.mark.parametrize(
+    ("strides", "known"),
+    [
+        pytest.param(["[2, 2]"], True, id="the one call with lists speaks for the calls like it"),
+        pytest.param(["[2, 2]", "[1, 1]"], False, id="calls alike in shapes were given different lists"),
+        pytest.param([], False, id="no call has its lists"),
+    ],
+)
+def test_numbers_recorded_in_one_step_speak_for_the_others(strides, known):
+    scene = Scene()
+    dims, types = [[8, 3, 32, 32], [16, 3, 3, 3], [], [], [], [], [], [], []], ["float", "float", *[""] * 7]
+    without = ["", "", "", "", "", "", "False", "", "1"]
+    for number, stride in enumerate([None, *strides]):
+        concrete = without if stride is None else ["", "", "", stride, "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
+        begin = number * 10 * MS
+        scene.op("aten::convolution", begin, begin + 2 * MS, dims=dims, types=types, concrete=concrete)
+        scene.kernel("sm90_xmma_fprop", begin + MS, begin + 2 * MS, begin + 3 * MS)
+    found = rows(kernels, scene.capture())
+    flops = 2 * 8 * 16 * 16 * 16 * 27  # of one call of stride 2
+    if known:
+        assert sum(row["flops"] for row in found) == 2 * flops
+    else:
+        assert all(row["flops"] is None for row in found if len(found) == 1) and any(
+            row["flops"] is None for row in found
+        )
