@@ -114,6 +114,7 @@ def record_arguments(name: str, arm: str, folder: Path, *, plain: bool, cpu_cloc
     first, last = job.window
     found = ["--window", f"{first}:{last}", "--ranks", str(job.ranks)]
     found += ["--plain"] if plain else []
+    found += ["--infers"] if job.kind == "inference" else []
     found += ["--cpu-clock"] if plain and cpu_clock and job.ranks == 1 and not job.wall else []
     return [*found, "--", str(tree / "job.py")]
 

@@ -34,8 +34,8 @@ BEGUN = time.monotonic_ns()
 class Recorder:
     """Step marks on one clock and, between two of them, a profiler window."""
 
-    def __init__(self, out, window, plain, clock, start):
-        self.gpus = []
+    def __init__(self, out, window, plain, clock, start, *, infers=False):
+        self.gpus, self.infers = [], infers
         self.out, self.window, self.plain, self.now, self.start = Path(out), window, plain, clock, start
         self.marks, self.begin, self.profiler, self.depth, self.trains = [], None, None, 0, False
         self.imported, self.first, self.batches, self.imports, self.device_ns = None, None, [], 0, 0
@@ -119,7 +119,7 @@ class Recorder:
 
     def leave(self, *_):
         self.depth -= 1
-        if self.depth == 0 and not self.trains and not self.torch.is_grad_enabled():
+        if self.depth == 0 and not self.trains and (self.infers or not self.torch.is_grad_enabled()):
             self.step(training=False)
 
     def step(self, training):
@@ -315,6 +315,9 @@ def parse(argv):
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--cpu-clock", action="store_true", help="step marks and wall_s in CPU seconds of the process")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument(
+        "--infers", action="store_true", help="a step is a call of the model, with gradients on as well"
+    )
     parser.add_argument("command", nargs="+", help="-- script.py ARGS")
     return parser.parse_args(argv)
 
@@ -328,7 +331,9 @@ def record(args, start):
     start += time.monotonic_ns() - before  # no part of the job
     # on a machine shared with others, process CPU time tells what a one-thread job would take alone
     clock = time.process_time_ns if args.cpu_clock else time.monotonic_ns
-    recorder = Recorder(args.out, (int(first), int(last)), args.plain, clock, 0 if args.cpu_clock else start)
+    recorder = Recorder(
+        args.out, (int(first), int(last)), args.plain, clock, 0 if args.cpu_clock else start, args.infers
+    )
     recorder.gpus = gpus
     recorder.time_imports()
     recorder.install()
