@@ -167,6 +167,22 @@ def test_new_shapes_need_slow_steps(tmp_path: Path) -> None:
     assert found(job(tmp_path, LOOP, STEP, steps(10**8)), "new_shapes_slow_steps") == []
 
 
+def test_the_function_that_makes_steps_of_new_shapes_slow_is_named(tmp_path: Path) -> None:
+    text = "def tune(x):\n    return x\n\ndef train(xs):\n    for x in xs:\n        tune(x)\n"
+    at, events, steps, runtime = 0, [], [], []
+    for number, wall in enumerate([100, 100, 1000, 100, 1000, 100]):
+        events.append(event("job.py(1): tune", at + 10, at + wall - 40))
+        fresh = wall == 1000
+        row = {"rank": 0, "step": number, "wall_ns": wall * 1000, "excess_ns": 0, "slow": fresh, "new_signature": fresh}
+        steps.append({**row, "cause": None, "path": "job.py", "line": 6, "function": "train", "example": "mm [[3, 4]]"})
+        runtime.append({"rank": 0, "step": number, "start_ns": at * 1000, "end_ns": (at + wall) * 1000})
+        at += wall
+    events = [event("job.py(4): train", 0, at), *events, op("aten::mm", at - 30, at)]
+    views = {"steps": steps, "runtime": runtime}
+    made = found(job(tmp_path, text, events, views, timing=timing(excess_s=30.0)), "new_shapes_slow_steps")
+    assert [(a["line"], a["code"]) for a in made[0].anchors] == [(1, "def tune(x):"), (6, "train")]
+
+
 def test_weights_moved_is_the_time_in_module_to_and_names_the_line(tmp_path: Path) -> None:
     text = (
         "def decode(vae, z):\n    vae.to('cuda')\n    y = vae(z)\n    vae.to('cpu')\n    return y\n\ndef "

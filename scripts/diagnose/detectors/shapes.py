@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import numpy as np
 
 from scripts.diagnose.detectors.transfers import moves
 from scripts.diagnose.job import Finding, Job, NotApplicable, Row, anchor, evidence
@@ -130,8 +130,8 @@ def of_steps(job: Job, steps: list[Row]) -> list[Finding]:
     anchors = [anchor(s) for s in sites] + [
         {"path": p, "line": n, "code": job.code(p, n) or f} for p, n, f in sorted(places)
     ]
-    if not anchors and (function := _slowest(job, {r["step"] for r in slow}, {r["step"] for r in later})):
-        anchors = [function]
+    if not sites and (function := _slowest(job, {r["step"] for r in slow}, {r["step"] for r in later})):
+        anchors = [function, *(a for a in anchors if (a["path"], a["line"]) != (function["path"], function["line"]))]
     share = (job.timing.steady_share() + job.timing.excess_share()) * excess / total
     if known and job.timing.runs and job.timing.step_s * 1e9 < 1.3 * typical:
         # new shapes become rare as the job goes on: the unprofiled run's slow steps are all there are
@@ -169,35 +169,29 @@ def of_steps(job: Job, steps: list[Row]) -> list[Finding]:
 
 
 def _slowest(job: Job, slow: set[int], every: set[int]) -> Row | None:
-    """The job's innermost function that holds at least half of what slow steps take more than the others."""
-    timeline, spans = job.timeline, {r["step"]: r for r in job.view("runtime") if r.get("step") in every}
-    if timeline is None or not slow or not every - slow:
+    """The job's innermost function that holds at least half of what slow steps take more than the others. One pass over
+    the frames of the job's functions."""
+    timeline = job.timeline
+    spans = sorted((r["start_ns"], r["end_ns"], r["step"]) for r in job.view("runtime") if r.get("step") in every)
+    if timeline is None or not slow or not every - slow or len(spans) != len(every):
         return None
+    starts, ends, steps = (np.array(column) for column in zip(*spans, strict=True))
+    frames = np.flatnonzero(timeline.source >= 0)
+    step = np.searchsorted(starts, timeline.start[frames], side="right") - 1
+    inside = (step >= 0) & (timeline.start[frames] < ends[step])
+    frames, step = frames[inside], step[inside]
+    functions, row = np.unique(timeline.source[frames], return_inverse=True)
+    took = np.zeros((len(functions), len(steps)))
+    np.add.at(took, (row, step), timeline.end[frames] - timeline.start[frames])
+    late = np.isin(steps, list(slow))
 
-    def excess(time: dict[int, float]) -> float:
-        return statistics.mean(time[n] for n in slow) - statistics.median(time[n] for n in every - slow)
+    def excess(time: np.ndarray) -> np.ndarray:
+        return time[..., late].mean(axis=-1) - np.median(time[..., ~late], axis=-1)
 
-    if set(spans) != every:
+    holds = excess(took) >= max(1.0, float(excess(ends - starts)) / 2)
+    if not holds.any():
         return None
-    wanted = excess({n: float(r["end_ns"] - r["start_ns"]) for n, r in spans.items()}) / 2
-    held: list[tuple[float, int]] = []
-    for number in range(len(timeline.functions)):
-        frames = timeline.outermost(timeline.of_function(number))
-        time = {
-            n: float(
-                sum(
-                    timeline.end[i] - timeline.start[i]
-                    for i in frames
-                    if r["start_ns"] <= timeline.start[i] < r["end_ns"]
-                )
-            )
-            for n, r in spans.items()
-        }
-        if frames and excess(time) >= wanted > 0:
-            held.append((sum(time.values()), number))
-    if not held:
-        return None
-    function = timeline.functions[min(held)[1]]
+    function = timeline.functions[int(functions[holds][took[holds].sum(axis=1).argmin()])]
     return {
         "path": function.path,
         "line": function.line,
