@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -106,7 +107,7 @@ def main() -> int:
     parser.add_argument("--four", action="store_true", help="also 4 GB, for memory")
     parser.add_argument("--peers", type=Path, help="python of an environment with HolisticTraceAnalysis, msgspec")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where the large traces go")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of our parser on each trace; the median counts")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of our parser on each trace; the median counts")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="trace-bench-", dir=arguments.folder))
     try:
@@ -165,6 +166,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
             packed.unlink()
             for tool, results in zip(("ours", "ours, gz"), zip(*pairs, strict=True), strict=True):
                 note(name, megabytes, tool, list(results))
+            rows[-1]["gz_to_plain"] = statistics.median(gz["cpu_s"] / plain["cpu_s"] for plain, gz in pairs)
             record(name, megabytes, "ours, one thread", ours(path, out, "--jobs", "1"))
             record(name, megabytes, "json.load", [sys.executable, "-c", JSON_LOAD, str(path)])
             for tool, program in peers.items():
@@ -193,6 +195,10 @@ def report(rows: list[dict[str, Any]], nsys: dict[str, Any], nsys_bars: dict[str
         a, b = by.get((f"{kind}_200", "ours")), by.get((f"{kind}_1000", "ours"))
         return (b["mb"] - a["mb"]) / (b["cpu_s"] - a["cpu_s"]) if a and b else None
 
+    def inflating(trace: str) -> float | None:
+        """What a compressed trace costs of a plain one: the median of the pairs' ratios."""
+        return (by.get((trace, "ours, gz")) or {}).get("gz_to_plain")
+
     def speed(trace: str) -> float | None:
         row = by.get((trace, "ours"))
         return row["mb"] / row["cpu_s"] if row else None
@@ -207,8 +213,8 @@ def report(rows: list[dict[str, Any]], nsys: dict[str, Any], nsys_bars: dict[str
         "MB/s a core, steps_1000 >= 170": (speed("steps_1000"), 170, True),
         "MB/s a core, stacks_1000 >= 170": (speed("stacks_1000"), 170, True),
         "peak MB, every run <= 600": (max(own, default=None), 600, False),
-        f"gz / plain, steps_{largest} <= 1.1": (ratio(f"steps_{largest}", "ours, gz", "ours"), 1.1, False),
-        f"gz / plain, stacks_{largest} <= 1.1": (ratio(f"stacks_{largest}", "ours, gz", "ours"), 1.1, False),
+        f"gz / plain, steps_{largest} <= 1.1": (inflating(f"steps_{largest}"), 1.1, False),
+        f"gz / plain, stacks_{largest} <= 1.1": (inflating(f"stacks_{largest}"), 1.1, False),
         "small / (json.load + pandas) <= 1": (ratio("small", "ours", "json.load + pandas"), 1.0, False),
         "peak MB at 4 GB <= 600": ((by.get(("steps_4000", "ours")) or {}).get("rss_mb"), 600, False),
     }

@@ -17,7 +17,7 @@ try:
 except ImportError:
     inflate = zlib
 
-FEED = 1 << 18
+FEED = 1 << 17
 GZIP = b"\x1f\x8b"
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),

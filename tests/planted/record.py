@@ -332,7 +332,7 @@ def record(args, start):
     # on a machine shared with others, process CPU time tells what a one-thread job would take alone
     clock = time.process_time_ns if args.cpu_clock else time.monotonic_ns
     recorder = Recorder(
-        args.out, (int(first), int(last)), args.plain, clock, 0 if args.cpu_clock else start, args.infers
+        args.out, (int(first), int(last)), args.plain, clock, 0 if args.cpu_clock else start, infers=args.infers
     )
     recorder.gpus = gpus
     recorder.time_imports()
