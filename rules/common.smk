@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import tempfile
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -15,7 +16,7 @@ from scripts.source import spec as specs
 prefer_own()
 
 # Planning makes millions of small objects that live on: collecting among them again and again is 8 % of a plan of 1,000 experiments.
-gc.set_threshold(200_000, 50, 50)
+gc.set_threshold(2_000_000, 50, 50)
 
 try:
     CONFIG = specs.validated_config(config)
@@ -43,9 +44,22 @@ wildcard_constraints:
 
 
 def planned(function):
-    """Marks an input or params function. Snakemake asks for the signature of each for every job: looked up once, here."""
-    function.__signature__ = inspect.signature(function)
-    return function
+    """Marks an input or params function of the wildcards alone.
+
+    For every job Snakemake asks for the signature and for the value, each several times: looked up once, here.
+    """
+    known = {}
+
+    def remembered(wildcards):
+        key = tuple(wildcards)
+        if key not in known:
+            known[key] = function(wildcards)
+        value = known[key]
+        return list(value) if isinstance(value, list) else value
+
+    remembered.__name__ = remembered.__qualname__ = function.__name__
+    remembered.__signature__ = inspect.signature(function)
+    return remembered
 
 
 def spec_part(name):
@@ -273,6 +287,10 @@ def candidate_files(name):
 TEMPLATES = sorted(str(p) for p in Path("scripts/diagnose/templates").glob("*.j2"))
 PROMPTS = sorted(str(p) for p in Path("scripts/propose/prompts").glob("*.j2"))
 FIXES = sorted(str(p) for p in Path("scripts/propose/playbook").glob("*.py"))
+
+# Snakemake's own default, looked up once: of a default it asks for the signature four times for each job. For rules that
+# run no job; those that do have the temporary folder of the machine that they run on.
+TMPDIR = tempfile.gettempdir()
 
 # A timed rule takes every core, so that nothing else of this run shares the machine with it.
 ALL_CORES = workflow.cores or 1

@@ -17,6 +17,8 @@ rule guard:
         "results/{device}/{workload}/{proposer}/r{round}/c{candidate}/guard.json",
     log:
         "logs/{device}/{workload}/{proposer}/r{round}/c{candidate}/guard.log",
+    resources:
+        tmpdir=TMPDIR,
     params:
         stack=option("--stack"),
     shell:
@@ -55,6 +57,8 @@ rule compare:
         "results/{device}/{workload}/{proposer}/r{round}/c{candidate}/parity.json",
     log:
         "logs/{device}/{workload}/{proposer}/r{round}/c{candidate}/compare.log",
+    resources:
+        tmpdir=TMPDIR,
     params:
         # noise.json stands for them as input: an edge to each from every candidate is a seventh of the graph.
         baseline=checked_baseline,
@@ -127,6 +131,8 @@ rule verdict:
         "results/{device}/{workload}/{proposer}/r{round}/c{candidate}/verdict.json",
     log:
         "logs/{device}/{workload}/{proposer}/r{round}/c{candidate}/verdict.log",
+    resources:
+        tmpdir=TMPDIR,
     shell:
         "python -m scripts.judge.verdict --spec {input.spec} --guard {input.guard} --parity {input.parity}"
         " --screen {input.screen} --race {input.race} --aa {input.aa} --arm c{wildcards.candidate}"

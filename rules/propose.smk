@@ -22,6 +22,7 @@ checkpoint propose:
     log:
         "logs/{device}/{workload}/{proposer}/r{round}/c{candidate}/propose.log",
     resources:
+        tmpdir=TMPDIR,
         llm=1,
     params:
         proposer=proposer_of,
