@@ -97,15 +97,9 @@ def wait_idle(limit_s: float, window_s: float = 0.1) -> dict[str, Any]:
 @contextlib.contextmanager
 def exclusive() -> Iterator[None]:
     """Hold this machine's measurement lock; waits for whoever holds it. One lock a host and a set of visible GPUs."""
-    from filelock import FileLock, Timeout  # 0.05 s, only for timed rules
-
-    devices = "".join(c for c in os.environ.get("CUDA_VISIBLE_DEVICES", "all") if c.isalnum()) or "none"
-    place = Path(tempfile.gettempdir()) / f"wholejob-{platform.node()}-{devices}.lock"
-    lock = FileLock(place, mode=0o666)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print(f"waiting: another measurement holds this machine ({place})", flush=True)
+    lock = _lock(_letters(os.environ.get("CUDA_VISIBLE_DEVICES", "all")) or "none")
+    if not _taken(lock):
+        print(f"waiting: another measurement holds this machine ({lock.lock_file})", flush=True)
         lock.acquire()
     try:
         yield
@@ -120,34 +114,50 @@ def devices(count: int, first: bool = False) -> Iterator[str]:
     Of those that `CUDA_VISIBLE_DEVICES` names, else of all. Two jobs on one GPU would slow each other and be charged
     each other's memory. With `first` always the same ones, so that the runs of a race use one device.
     """
-    from filelock import FileLock, Timeout  # 0.05 s, only for jobs that use a GPU
-
     words = visible_devices() or [str(index) for index in range(count)]
-    wanted = words[:count] if first else words
-    folder, said = Path(tempfile.gettempdir()), False
-    held: dict[str, Any] = {}
+    needed = min(count, len(words))
+    locks = {word: _lock(f"gpu-{_letters(word)}") for word in (words[:needed] if first else words)}
+    held: list[str] = []
     try:
-        while len(held) < min(count, len(words)):
-            for word in wanted[: len(words)]:
-                name = "".join(c for c in word if c.isalnum())
-                lock = FileLock(folder / f"wholejob-{platform.node()}-gpu-{name}.lock", mode=0o666)
-                with contextlib.suppress(Timeout):
-                    lock.acquire(timeout=0)
-                    held[word] = lock
-                if len(held) == min(count, len(words)):
-                    break
-            else:
-                for lock in held.values():  # or two jobs that each hold half of what they need wait for ever
-                    lock.release()
-                held.clear()
-                if not said:
-                    print(f"waiting: other jobs hold this machine's GPUs ({count} needed)", flush=True)
-                    said = True
-                time.sleep(0.2)
+        said = False
+        while True:
+            for word, lock in locks.items():
+                if len(held) < needed and _taken(lock):
+                    held.append(word)
+            if len(held) == needed:
+                break
+            while held:  # or two jobs that each hold half of what they need wait for ever
+                locks[held.pop()].release()
+            if not said:
+                print(f"waiting: other jobs hold this machine's GPUs ({count} needed)", flush=True)
+                said = True
+            time.sleep(0.2)
         yield ",".join(held)
     finally:
-        for lock in held.values():
-            lock.release()
+        for word in held:
+            locks[word].release()
+
+
+def _lock(name: str) -> Any:
+    """A lock of this host, a file in the temporary folder; not held yet."""
+    from filelock import FileLock  # 0.05 s, only for measurements and jobs that use a GPU
+
+    return FileLock(Path(tempfile.gettempdir()) / f"wholejob-{platform.node()}-{name}.lock", mode=0o666)
+
+
+def _taken(lock: Any) -> bool:
+    """Take a lock if it is free."""
+    from filelock import Timeout
+
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    return True
+
+
+def _letters(text: str) -> str:
+    return "".join(c for c in text if c.isalnum())
 
 
 def visible_devices() -> list[str]:

@@ -54,8 +54,10 @@ def diagnose(job: Job, plugins: Iterable[ModuleType], fixes: dict[str, list[str]
         for finding in kept:
             if finding.id not in plugin.LOOKED_FOR:
                 looked.append({"id": finding.id, "result": "found", "why": finding.title})
-    for finding in found:
-        finding.anchors = _in_source(job, finding.anchors)
+    known = sorted({row["path"] for kind in ("functions", "sites") for row in job.structure[kind]})
+    if known:  # else the source is not known, and all anchors stay
+        for finding in found:
+            finding.anchors = _in_source(known, finding.anchors)
     found.sort(key=lambda f: (f.fraction is None, -(f.fraction or 0.0), RANK[f.confidence], f.id, f.title))
     return {
         "horizon": job.timing.as_dict(),
@@ -64,15 +66,12 @@ def diagnose(job: Job, plugins: Iterable[ModuleType], fixes: dict[str, list[str]
     }
 
 
-def _in_source(job: Job, anchors: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Anchors that lie in the job's source, by the names that the tree has: a trace's frames may be of the recorder.
-    All of them where the source is not known."""
-    known = {row["path"] for kind in ("functions", "sites") for row in job.structure[kind]}
-    if not known:
-        return anchors
+def _in_source(known: list[str], anchors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Anchors that lie in files of the job's source, by the names that the tree has: a trace's frames may be of the
+    recorder."""
     kept = []
     for place in anchors:
-        path = next((p for p in sorted(known) if same_file(place["path"], p)), None)
+        path = next((p for p in known if same_file(place["path"], p)), None)
         kept += [{**place, "path": path}] if path else []
     return kept
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from scripts.diagnose.preparation import Preparation, preparations
+from scripts.diagnose.source import Function
 from scripts.diagnose.timeline import Timeline, backward_ns
 from scripts.diagnose.timing import SLOW, Timing
 
@@ -145,6 +146,11 @@ class Job:
     def code(self, path: str, line: int) -> str:
         """The text of a source line that structure.json kept, or nothing."""
         return self.structure["lines"].get(path, {}).get(str(line), "")
+
+    def function_anchor(self, function: Function) -> Row:
+        """Where a function of the job begins, with its source line, or its name without source."""
+        code = self.code(function.path, function.line) or f"def {function.name}"
+        return {"path": function.path, "line": function.line, "code": code}
 
     def anchors(self, rows: list[Row]) -> list[Row]:
         """Places of the rows of a view that have one, with their source line, or the function's name without source."""

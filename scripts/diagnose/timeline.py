@@ -82,17 +82,13 @@ class Timeline:
             wanted, have = step_s * 1e9 * self.steps, float(self.own_ns[on_main].sum())
             slow_ns = self._slow_ns()
             wanted += slow_ns if slow_ns > wanted else 0.0
-            python = float(self.own_ns[on_main & interpreted].sum())
-            if have > wanted and python > 0:
-                left = max(wanted - (have - python), python / INTERPRETER_SLOWDOWN)
-                self.own_ns[interpreted] *= left / python
-                have += left - python
             fresh = operators & ~np.array([_in_place(name) for name in self.name])
-            worked = float(self.own_ns[on_main & fresh].sum())
-            if have > wanted and worked > 0:
-                left = max(worked - (have - wanted), worked / OPERATOR_SLOWDOWN)
-                self.own_ns[fresh] *= left / worked
-                have += left - worked
+            for charged, most in ((interpreted, INTERPRETER_SLOWDOWN), (fresh, OPERATOR_SLOWDOWN)):
+                part = float(self.own_ns[on_main & charged].sum())
+                if have > wanted and part > 0:
+                    left = max(part - (have - wanted), part / most)
+                    self.own_ns[charged] *= left / part
+                    have += left - part
             self.scale = min(1.0, wanted / have) if have else 1.0
             self.own_ns *= self.scale
         self._sum = np.concatenate([[0.0], np.cumsum(self.own_ns)])

@@ -95,9 +95,8 @@ def debug(job: Job) -> list[Finding]:
     ]
     timeline = job.timeline
     gone = 0.0
-    if (
-        sites and timeline is not None
-    ):  # anomaly mode walks the stack for every operator and looks for NaN in every gradient
+    if sites and timeline is not None:
+        # anomaly mode walks the stack for every operator and looks for NaN in every gradient;
         # an upper bound indeed: the profiler slows such walks most (0.70 of a job where 0.42 was measured)
         walks = timeline.named("traceback.py", "<built-in function _format_stack")
         walks += timeline.by_short.get("format_stack", [])

@@ -100,7 +100,7 @@ def serving(job: Job) -> list[Finding]:
             f"{job.wall_note(spent * graph)}",
             "high",
             ["python"],
-            [{"path": f.path, "line": f.line, "code": job.code(f.path, f.line) or f"def {f.name}"} for f in functions],
+            [job.function_anchor(f) for f in functions],
             [
                 evidence(
                     "operators recorded",

@@ -18,9 +18,8 @@ ALLOCATORS = (
     "aten::new_empty_strided",
 )
 TINY_NS = 6_000
-CACHED = (
-    0.5  # of a CPU's fill, what the next operator saves on memory that it need not fetch; measured 0.45 to 0.6 at 4 MB
-)
+# of a CPU's fill, what the next operator saves on memory that it need not fetch; measured 0.45 to 0.6 at 4 MB
+CACHED = 0.5
 KEPT_BYTES = 512 << 10  # glibc trims what is free at its heap's end; twice its threshold after the first large block
 FAULT_NS = 500.0  # a page that is mapped again; 0.8 us each in a training step measured, 0.25 us without a hypervisor
 

@@ -191,12 +191,7 @@ def _slowest(job: Job, slow: set[int], every: set[int]) -> Row | None:
     holds = excess(took) >= max(1.0, float(excess(ends - starts)) / 2)
     if not holds.any():
         return None
-    function = timeline.functions[int(functions[holds][took[holds].sum(axis=1).argmin()])]
-    return {
-        "path": function.path,
-        "line": function.line,
-        "code": job.code(function.path, function.line) or f"def {function.name}",
-    }
+    return job.function_anchor(timeline.functions[int(functions[holds][took[holds].sum(axis=1).argmin()])])
 
 
 def _waits_ns(row: Row) -> int:

@@ -25,7 +25,7 @@ def _within(site: Row, loop: Row) -> bool:
 
 
 def on_device(job: Job, sites: list[Row]) -> Finding | None:
-    """Device idle time attributed to synchronising calls, and the host's time to compute what is only read there.
+    """Device idle time attributed to synchronising calls, and while what is only read there is computed.
 
     Never the waiting itself: a wait for needed work costs nothing.
     """
@@ -78,6 +78,8 @@ def _made_to_be_read(job: Job, sites: list[Row]) -> tuple[float, float]:
     if timeline is None:
         return 0.0, 0.0
     idle = kernels = 0.0
+    lost = [r for r in job.view("lost_time") if r["kind"] in ("launch_bound", "host_busy")]
+    launched = job.view("kernels")
     by_function: dict[tuple[str, str, int], list[Row]] = {}
     for site in sites:
         place = (site["path"], site["function"].rpartition(".")[2], job.function_index(site))
@@ -85,18 +87,19 @@ def _made_to_be_read(job: Job, sites: list[Row]) -> tuple[float, float]:
     for (path, name, function), own in by_function.items():
         made: set[int] = set()
         for site in own:
-            for call in timeline.calls(str(READERS.get(site["callee"], site["callee"])), function):
+            callee: str = site["callee"]
+            for call in timeline.calls(READERS.get(callee, callee), function):
                 made.update((call, *timeline.just_before(call, site["detail"]["read"])))
         under = {i for top in made for i in (top, *timeline.under(top))}
         operators = {timeline.name[i] for i in under if timeline.kind[i] == OPERATOR}
         python = (timeline.owner == function) & (timeline.kind == PYTHON)
         share = sum(timeline.own_ns[i] for i in under if python[i]) / max(1.0, timeline.own_ns[python].sum())
-        for row in job.view("lost_time"):
-            if row["kind"] in ("launch_bound", "host_busy") and (row.get("path"), row.get("function")) == (path, name):
+        for row in lost:
+            if (row.get("path"), row.get("function")) == (path, name):
                 idle += row["lost_ns"] * (share if row.get("op") is None else row["op"] in operators)
         kernels += sum(
             r["total_ns"]
-            for r in job.view("kernels")
+            for r in launched
             if (r.get("path"), r.get("function")) == (path, name) and r.get("top_op") in operators
         )
     return idle, kernels
