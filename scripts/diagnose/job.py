@@ -202,15 +202,7 @@ class Job:
 
     @cached_property
     def _calls_ns(self) -> list[int]:
-        """Recorded time from each end of an outermost module call to the next: the steps of a job that only infers."""
-        timeline = self.timeline
-        if timeline is None:
-            return []
-        calls = timeline.outermost(
-            [i for i in timeline.named("nn.Module:") if timeline.thread[i] == timeline.main_thread]
-        )
-        ends = sorted(int(timeline.end[i]) for i in calls)
-        return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        return self.timeline.calls_ns() if self.timeline is not None else []
 
     @cached_property
     def window_share(self) -> float:

@@ -13,6 +13,7 @@ import re
 import statistics
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -105,12 +106,28 @@ class Timeline:
         return found
 
     def _slow_ns(self) -> float:
-        """Recorded time of the window's slow steps beyond the median one; 0 without the profiler's marks of steps."""
+        """Recorded time of the window's slow steps beyond the median one; 0 where nothing marks steps."""
         marks = (self.kind == ANNOTATION).nonzero()[0].tolist()
         starts = sorted({int(self.start[i]) for i in marks if self.name[i].startswith("ProfilerStep#")})
         walls = [b - a for a, b in zip(starts, [*starts[1:], self.window[1]], strict=True)] if len(starts) > 2 else []
+        walls = walls or ([] if self.trains else self.calls_ns())
         typical = statistics.median(walls) if walls else 0.0
         return float(sum(wall - typical for wall in walls if wall > SLOW * typical))
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether the window holds backward passes."""
+        return any(name.startswith("autograd::engine::evaluate_function") for name in self.by_short)
+
+    @cached_property
+    def model_calls(self) -> list[int]:
+        """Outermost module calls of the main thread: the steps of a job that only infers."""
+        return self.outermost([i for i in self.named("nn.Module:") if self.thread[i] == self.main_thread])
+
+    def calls_ns(self) -> list[int]:
+        """Recorded time from each end of a model call to the next, as the recorder marks the steps of inference."""
+        ends = sorted(int(self.end[i]) for i in self.model_calls)
+        return [after - before for before, after in zip(ends, ends[1:], strict=False)]
 
     @property
     def window_ns(self) -> float:
@@ -368,7 +385,8 @@ def _short(name: str) -> str:
 
 
 def _steps(timeline: Timeline) -> int:
-    """Optimizer steps in the window (most frequent optimizer), or ProfilerStep marks; 0 where neither is there."""
+    """Optimizer steps in the window (most frequent optimizer), or ProfilerStep marks, or of inference the calls of the
+    model; 0 where none of them is there."""
     counts: dict[str, int] = {}
     for i in np.flatnonzero(timeline.kind == ANNOTATION):
         name = timeline.name[i]
@@ -376,7 +394,7 @@ def _steps(timeline: Timeline) -> int:
             counts[name] = counts.get(name, 0) + 1
         elif name.startswith("ProfilerStep"):
             counts["ProfilerStep"] = counts.get("ProfilerStep", 0) + 1
-    return max(counts.values(), default=0)
+    return max(counts.values(), default=0) or (0 if timeline.trains else len(timeline.model_calls))
 
 
 def _in_place(operator: str) -> bool:
