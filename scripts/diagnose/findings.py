@@ -23,7 +23,7 @@ from typing import Any
 
 from scripts.common.errors import InputError, run
 from scripts.common.files import read_json, write_json
-from scripts.diagnose import detectors, measured, timing
+from scripts.diagnose import detectors, measured, replay, timing
 from scripts.diagnose.job import Finding, Job, NotApplicable
 from scripts.diagnose.source import Function
 from scripts.diagnose.timeline import build, same_file
@@ -171,6 +171,7 @@ def load(
             **_packages(environment),
             **_counted(checked),
         },
+        replay.read(measured.events(events, ("runtime", "gpu"))),
     )
 
 

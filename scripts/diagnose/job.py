@@ -14,6 +14,7 @@ from typing import Any
 
 from scripts.diagnose.preparation import Preparation, preparations
 from scripts.diagnose.source import Function
+from scripts.diagnose.replay import Call, Replay, fit
 from scripts.diagnose.timeline import Timeline, backward_ns
 from scripts.diagnose.timing import SLOW, Timing
 
@@ -91,6 +92,7 @@ class Job:
     device: dict[str, Any] | None = None
     run: dict[str, Any] = field(default_factory=dict)
     records: dict[str, Any] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
 
     def view(self, name: str) -> list[Row]:
         """Rows of a view of the first rank; of every rank for the views that compare ranks."""
@@ -260,6 +262,11 @@ class Job:
             return self.capture_ns
         slow = self.window_share / (self.timing.steady_share() or 1.0)
         return min(self.capture_ns, self.timing.step_s * 1e9 * steps * max(1.0, slow))
+
+    @cached_property
+    def replay(self) -> Replay | None:
+        """The window replayed at the unprofiled job's speed; None without device work or unprofiled runs."""
+        return fit(self.calls, self.unprofiled_capture_ns) if self.timing.runs else None
 
     def kernel_share(self, kernel_ns: float) -> float:
         """Share of the whole job of device time, were it all on the critical path."""

@@ -56,13 +56,27 @@ def loader(job: Job) -> list[Finding]:
             f"data-loader time on the main thread, all of which could overlap the step: {job.wall_note(spent)}",
             "high" if in_place else "medium",
             ["config", "python"],
-            [anchor(s) for s in sites[:4]],
+            [anchor(s) for s in sites[:4]] + _making(job, waits),
             [
                 evidence("data-loader wait", job.per_step_s(spent) * 1e3, "ms/step", "events: DataLoader __next__"),
                 evidence("settings", ", ".join(f"{k}={v}" for k, v in settings.items()) or "not found", "", "source"),
             ],
         )
     ]
+
+
+def _making(job: Job, waits: list[int]) -> list[Row]:
+    """The job's functions that a loader without workers calls for its batches and that hold a tenth of the wait, most
+    first."""
+    timeline = job.timeline
+    assert timeline is not None
+    inside = [j for i in timeline.outermost(waits) for j in timeline.under(i) if timeline.source[j] >= 0]
+    spent: dict[int, float] = {}
+    for i in timeline.outermost(inside):
+        spent[int(timeline.source[i])] = spent.get(int(timeline.source[i]), 0.0) + timeline.ns(i)
+    least = 0.1 * timeline.total_ns(waits)
+    ranked = sorted((f for f in spent if spent[f] > least), key=lambda f: -spent[f])
+    return [job.function_anchor(timeline.functions[f]) for f in ranked[:3]]
 
 
 def work(job: Job) -> list[Finding]:

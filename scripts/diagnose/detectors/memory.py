@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from scripts.diagnose.job import Finding, Job, NotApplicable, anchor, evidence
 
 LOOKED_FOR = ("memory_headroom", "allocator_thrash")
@@ -18,8 +20,9 @@ def detect(job: Job) -> list[Finding]:
 def headroom(job: Job) -> list[Finding]:
     """More than half of the device is free: nothing need be computed twice to save memory.
 
-    The ceiling is the forward pass's kernels, which recomputation repeats; null without recomputation, since a larger
-    batch changes what a step computes and data kept on the device has findings of its own.
+    The ceiling is the kernels that the backward pass launches again for forward operators; where the trace does not tell
+    them apart, those of the whole forward pass. It is null without recomputation, since a larger batch changes what a
+    step computes and data kept on the device has findings of its own.
     """
     capacity = (job.device or {}).get("capacity_bytes")
     peak = job.run.get("peak_device_bytes") or job.headline.get("peak_allocated_bytes")
@@ -27,6 +30,7 @@ def headroom(job: Job) -> list[Finding]:
     if not capacity or not peak or peak > capacity / 2:
         return []
     recompute = job.sites("recompute")
+    repeated = recomputed_ns(job) if recompute else 0.0
     forward = sum(r["total_ns"] for r in job.view("kernels") if r.get("phase") == "forward") if recompute else 0
     return [
         Finding(
@@ -34,17 +38,39 @@ def headroom(job: Job) -> list[Finding]:
             f"{1 - peak / capacity:.0%} of the device's memory is never used",
             "A larger batch, no recomputation, or data kept on the device would fit"
             + (f"; the device idles {idle:.0%} of the time." if idle else "."),
-            job.kernel_share(forward) if forward else None,
-            f"{forward / 1e6:.1f} ms of the forward pass's kernels of {job.capture_ns / 1e6:.1f} ms captured: "
+            job.kernel_share(repeated or forward) if forward else None,
+            f"{repeated / 1e6:.1f} ms of kernels that the backward pass computes again of {job.capture_ns / 1e6:.1f} ms "
+            "captured"
+            if repeated
+            else f"{forward / 1e6:.1f} ms of the forward pass's kernels of {job.capture_ns / 1e6:.1f} ms captured: "
             "recomputation repeats them at most once"
             if forward
             else "",
-            "medium" if forward else "low",
+            "high" if repeated else "medium" if forward else "low",
             ["config"],
             [anchor(s) for s in recompute],
             [evidence("peak", peak, "bytes", "run.json"), evidence("capacity", capacity, "bytes", "views: device")],
         )
     ]
+
+
+def recomputed_ns(job: Job) -> float:
+    """Time of the kernels of forward operators inside the backward pass: there only what is computed again, with
+    gradients on, has a sequence number of its own. Matched to the kernels view by operator and shapes."""
+    if job.timeline is None:
+        return 0.0
+    timeline, again = job.timeline, Counter[tuple[str, str]]()
+    for node in timeline.outermost(timeline.named("autograd::engine::evaluate_function")):
+        for i in timeline.under(node):
+            if timeline.sequence[i] >= 0 and timeline.name[i].startswith("aten::"):
+                again[timeline.name[i], (timeline.dims[i] or "").replace(" ", "")] += 1
+    return float(
+        sum(
+            r["mean_ns"] * min(r["count"], again[r["op"], (r["shapes"] or "").replace(" ", "")])
+            for r in job.view("kernels")
+            if r.get("phase") == "backward" and r.get("op")
+        )
+    )
 
 
 def thrash(job: Job) -> list[Finding]:

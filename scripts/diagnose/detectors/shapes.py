@@ -98,19 +98,29 @@ def of_steps(job: Job, steps: list[Row]) -> list[Finding]:
     and waits are no preparation."""
     # the first step of a window knows no shape, and the profiler's start may lie in it
     later = steps[1:] if len(steps) > 3 or steps[0].get("new_signature") else steps
-    copied = _copied_ns(job)
-    later = [{**r, "wall_ns": max(1, r["wall_ns"] - max(_waits_ns(r), copied.get(r["step"], 0)))} for r in later]
     fresh = [r for r in later if r["new_signature"]]
     known = [r for r in later if not r["new_signature"]]
     if not fresh:
         return []
+    copied = _copied_ns(job)
+    busy = {r["step"]: r.get("busy_ns") or 0 for r in job.view("runtime")} if job.on_gpu and not known else {}
+    recorded = sum(r["wall_ns"] for r in later)
+    # where nothing repeats, longer inputs compute longer: what is prepared shows as idle time of the device
+    least = min((busy.get(r["step"], 0) for r in later), default=0)
+    later = [
+        {**r, "wall_ns": max(1, r["wall_ns"] - max(busy.get(r["step"], 0) - least, copied.get(r["step"], 0)))}
+        if busy
+        else {**r, "wall_ns": max(1, r["wall_ns"] - max(_waits_ns(r), copied.get(r["step"], 0)))}
+        for r in later
+    ]
+    fresh = [r for r in later if r["new_signature"]]
+    known = [r for r in later if not r["new_signature"]]
     walls = sorted(r["wall_ns"] for r in (known or later))
-    typical = (
-        walls[len(walls) // 2] if known else walls[0]
-    )  # nothing repeats: the fastest step is the closest to a warm one
+    # where nothing repeats, the fastest step is the closest to a warm one
+    typical = walls[len(walls) // 2] if known else walls[0]
     slow = [r for r in fresh if r["wall_ns"] > 1.3 * typical]
     excess = sum(max(0, r["wall_ns"] - typical) for r in slow)
-    total = sum(r["wall_ns"] for r in later)
+    total = recorded if busy else sum(r["wall_ns"] for r in later)
     others = sum(max(0, r["wall_ns"] - typical) for r in known)
     if excess <= others or excess / total < 0.01:
         return []
@@ -148,7 +158,7 @@ def of_steps(job: Job, steps: list[Row]) -> list[Finding]:
             f"excess of {excess / 1e6:.1f} ms over {typical / 1e6:.2f} ms a step in {total / 1e6:.1f} ms of steps; "
             "steps are "
             f"{job.timing.steady_share() + job.timing.excess_share():.0%} of the job",
-            # where no shape repeats, longer inputs alone make steps longer than the fastest
+            # where no shape repeats, longer inputs alone make steps longer than the fastest, or the host later than it
             "low" if not known else "high" if cause else "medium",
             ["backend", "config", "python"],
             anchors,

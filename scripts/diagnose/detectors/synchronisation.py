@@ -45,17 +45,31 @@ def on_device(job: Job, sites: list[Row]) -> Finding | None:
         {"path": r["path"], "line": r["line"], "code": r["function"]} for r in places[:5]
     ]
     blocked = sum(r["total_ns"] for r in calls)
-    made, kernels = _made_to_be_read(job, sites)
+    made, kernels, spans = _made_to_be_read(job, sites)
+    if job.replay is not None:
+        saved = max(0.0, job.replay.total_ns - job.replay.without_reads(spans))
+        each = 1e-6 / steps
+        share = saved / job.replay.total_ns * job.window_share
+        derivation = (
+            f"{saved * each:.2f} of {job.replay.total_ns * each:.2f} ms a step: launches and kernels replayed at the "
+            "unprofiled job's pace, with and without the waits for values and what is computed only to be read; steps are "
+            f"{job.window_share:.0%} of the job"
+        )
+    else:
+        share = job.idle_share(idle + made) + job.kernel_share(kernels)
+        derivation = (
+            f"device idle after synchronising calls {idle / 1e6:.2f} ms, and while the values are computed and read "
+            f"{made / 1e6:.2f} ms: {job.idle_note(idle + made)}; their own kernels {kernels / 1e6:.2f} ms; steps are "
+            f"{job.window_share:.0%} of the job"
+        )
     return Finding(
         "step_synchronisation",
         f"The host waits for the device {count / steps:.1f} times a step",
         "Reading a value (.item(), .cpu(), a boolean test, a scalar copied to the host) drains the launch queue; the "
         "device idles until "
         "the host has launched again.",
-        job.idle_share(idle + made) + job.kernel_share(kernels),
-        f"device idle after synchronising calls {idle / 1e6:.2f} ms, and while the values are computed and read "
-        f"{made / 1e6:.2f} ms: {job.idle_note(idle + made)}; their own kernels {kernels / 1e6:.2f} ms; steps are "
-        f"{job.window_share:.0%} of the job",
+        share,
+        derivation,
         "high" if anchors else "medium",
         ["python"],
         anchors,
@@ -68,16 +82,18 @@ def on_device(job: Job, sites: list[Row]) -> Finding | None:
     )
 
 
-def _made_to_be_read(job: Job, sites: list[Row]) -> tuple[float, float]:
-    """Expressions whose value the host reads: device idle time while it computes them, and their own kernels' time, in ns.
+def _made_to_be_read(job: Job, sites: list[Row]) -> tuple[float, float, list[tuple[int, int]]]:
+    """Expressions whose value the host reads: device idle time while it computes them, their own kernels' time, in ns,
+    and the spans of time in which the host does.
 
     The host's time in them says nothing: a copy to the host waits in it for all that was launched before. Python's idle
     time in a function is theirs by their share of the function's python.
     """
     timeline = job.timeline
     if timeline is None:
-        return 0.0, 0.0
+        return 0.0, 0.0, []
     idle = kernels = 0.0
+    spans: list[tuple[int, int]] = []
     lost = [r for r in job.view("lost_time") if r["kind"] in ("launch_bound", "host_busy")]
     launched = job.view("kernels")
     by_function: dict[tuple[str, str, int], list[Row]] = {}
@@ -90,6 +106,7 @@ def _made_to_be_read(job: Job, sites: list[Row]) -> tuple[float, float]:
             callee: str = site["callee"]
             for call in timeline.calls(READERS.get(callee, callee), function):
                 made.update((call, *timeline.just_before(call, site["detail"]["read"])))
+        spans += [(int(timeline.start[i]), int(timeline.end[i])) for i in made]
         under = {i for top in made for i in (top, *timeline.under(top))}
         operators = {timeline.name[i] for i in under if timeline.kind[i] == OPERATOR}
         python = (timeline.owner == function) & (timeline.kind == PYTHON)
@@ -102,7 +119,17 @@ def _made_to_be_read(job: Job, sites: list[Row]) -> tuple[float, float]:
             for r in launched
             if (r.get("path"), r.get("function")) == (path, name) and r.get("top_op") in operators
         )
-    return idle, kernels
+    return idle, kernels, _disjoint(spans)
+
+
+def _disjoint(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def on_host(job: Job, sites: list[Row]) -> Finding | None:
