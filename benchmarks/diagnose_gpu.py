@@ -37,7 +37,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "varlen_attention": {
         "script": "train.py",
         "kind": "training",
-        "arguments": ["--steps", "40"],
+        "arguments": ["--steps", "40", "--batch-size", "16"],
         "quick": [
             "--steps",
             "8",
@@ -61,9 +61,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "frozen_decoder": {
         "script": "serve.py",
         "kind": "inference",
-        "arguments": ["--requests", "12"],
+        "arguments": ["--requests", "12", "--size", "64", "--denoise-steps", "4"],
         "quick": ["--requests", "4", "--width", "16", "--layers", "2", "--size", "8", "--denoise-steps", "3"],
-        "window": "42:84",
+        "window": "10:30",
         "before": '        self.decoder.to("cpu")\n',
         "after": "",
         "finding": "weights_moved",

@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument("--four", action="store_true", help="also 4 GB, for memory")
     parser.add_argument("--peers", type=Path, help="python of an environment with HolisticTraceAnalysis, msgspec")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where the large traces go")
-    parser.add_argument("--repeat", type=int, default=5, help="runs of our parser on each trace; the median counts")
+    parser.add_argument("--repeat", type=int, default=11, help="runs of our parser on each trace; the median counts")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="trace-bench-", dir=arguments.folder))
     try:

@@ -42,8 +42,9 @@ class Pipeline:
     def __init__(self, args, device):
         self.device = device
         self.channels, self.size, self.steps = args.channels, args.size, args.denoise_steps
-        self.denoiser = Denoiser(args.channels, 128).to(device).eval()
-        self.decoder = Decoder(args.channels, args.width, args.layers).eval()
+        with torch.device(device):
+            self.denoiser = Denoiser(args.channels, 128).eval()
+            self.decoder = Decoder(args.channels, args.width, args.layers).eval()
 
     def denoise(self, generator):
         x = torch.randn(1, self.channels, self.size, self.size, generator=generator).to(self.device)

@@ -91,7 +91,7 @@ def main():
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
     model = Model(args.vocabulary, args.width, args.heads, args.layers).to(device=device, dtype=dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device == "cuda")
     losses = []
     for tokens in Batches(args.steps, args.batch_size, args.shortest, args.longest, args.vocabulary, args.seed):
         tokens = tokens.to(device)
