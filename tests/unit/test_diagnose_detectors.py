@@ -214,6 +214,45 @@ def test_found_with_its_ceiling_and_silent_without_the_fault(
     assert found(build(second, False), identity) == []
 
 
+def test_recomputation_is_worth_the_kernels_that_the_backward_pass_repeats(tmp_path: Path) -> None:
+    """As torch.utils.checkpoint does on the H200: it stops before a block's last product, which nobody needs again."""
+    node = "autograd::engine::evaluate_function: AddmmBackward0"
+    again = op("aten::addmm", 950, 960, sequence=40, input_dims="[[8], [4, 8]]")
+    events = [*STEP, op(node, 940, 990, sequence=7), again, op("aten::mm", 970, 980, input_dims="[[4, 8], [8, 8]]")]
+    rows = [
+        kernel("gemm", "gemm", 30),
+        kernel("gemm", "gemm", 12, phase="backward", op="aten::addmm", shapes="[[8],[4,8]]", count=1, mean_ns=12 * MS),
+        kernel("gemm", "gemm", 50, phase="backward", op="aten::mm", shapes="[[4,8],[8,8]]"),
+    ]
+    text = "from torch.utils.checkpoint import checkpoint\n" + LOOP.replace("model(x)", "checkpoint(model, x)")
+    a_job = on_device(tmp_path, {"kernels": rows}, text, events=events, run={"peak_device_bytes": 10 << 30})
+    result = found(a_job, "memory_headroom")[0]
+    assert result.fraction == pytest.approx(12 / 200 * 10 / 11)
+    assert result.confidence == "high"
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+def test_longer_inputs_alone_are_no_preparation(tmp_path: Path, prepares: bool) -> None:
+    """No shape repeats; steps take as long as their kernels, or as long as those and something on the host."""
+    lengths = [20, 60, 25, 90, 30, 80]
+    idle = [3, 3, 40, 3, 3, 3] if prepares else [3] * 6
+    walls = [(a + b) * MS for a, b in zip(lengths, idle, strict=True)]
+    steps = [
+        {"rank": 0, "step": i, "wall_ns": w, "new_signature": bool(i) or None, "cause": None}
+        for i, w in enumerate(walls)
+    ]
+    runtime = [
+        {"rank": 0, "step": i, "start_ns": i, "end_ns": i + 1, "wall_ns": w, "busy_ns": b * MS}
+        for i, (w, b) in enumerate(zip(walls, lengths, strict=True))
+    ]
+    views: Views = {"kernels": [kernel("gemm", "gemm", 30)], "steps": steps, "runtime": runtime}
+    result = found(on_device(tmp_path, views), "new_shapes_slow_steps")
+    if prepares:
+        assert result[0].fraction == pytest.approx(37 / (sum(walls[1:]) / MS) * 10 / 11, rel=0.02)
+    else:
+        assert result == []
+
+
 def test_every_finding_has_a_case_here_or_a_planted_job_on_the_cpu() -> None:
     every = {name for module in detectors.modules() for name in module.LOOKED_FOR}
     assert every - {name for name, _, _ in CASES} - ELSEWHERE - set(planted.names("cpu")) == set()

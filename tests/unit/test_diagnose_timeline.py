@@ -140,3 +140,17 @@ def test_what_an_expression_is_made_of_lies_right_before_its_end(tmp_path: Path)
     assert names == ["mean", "aten::eq", "argmax"]
     assert built.just_before(item, ["argmax"]) == []
     assert built.just_before(built.short.index("mul"), ["argmax", ""]) == []
+
+
+def test_inference_is_corrected_by_the_calls_of_its_model(tmp_path: Path) -> None:
+    python = [event("job.py(5): main", 0, 1000)]
+    python += [event("nn.Module: Linear_0", 200 * n, 200 * n + 150) for n in range(5)]
+    ops = [event("aten::mm", 200 * n + 10, 200 * n + 140, cat="cpu_op") for n in range(5)]
+    t = timeline.build(tables(python, ops), functions(tmp_path, JOB), 0.0001)
+    assert t is not None
+    assert t.steps == 5
+    assert t.window_ns == pytest.approx(500 * US)  # five calls of 100 us
+    trained = [*ops, event("autograd::engine::evaluate_function: MmBackward0", 960, 980, cat="cpu_op")]
+    t = timeline.build(tables(python, trained), functions(tmp_path, JOB), 0.0001)
+    assert t is not None
+    assert t.steps == 0  # a training step without an optimizer's mark can call several modules

@@ -1,0 +1,165 @@
+"""Launches, kernels and waits replayed at another pace, and what a wait is worth by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.diagnose import replay
+from scripts.trace import dataset
+from tests.unit.diagnose_job import LOOP, event, found, job, op, timing
+
+US = 1_000
+LATENCY, RETURN = replay.LAUNCH_LATENCY_NS, replay.RETURN_NS
+
+
+def launch(kernel_us: float, *, start: int = 0, before_us: float = 1, stream: int = 7, **more: bool) -> replay.Call:
+    known = {"waits": False, "reads": False, "moves": False, **more}
+    return replay.Call(start, before_us * US, 4 * US, kernel_ns=kernel_us * US, stream=stream, **known)
+
+
+def wait(*, start: int = 0, reads: bool = True) -> replay.Call:
+    return replay.Call(start, 1 * US, 0.0, waits=True, reads=reads, moves=False, kernel_ns=None, stream=0)
+
+
+def test_kernels_of_a_stream_follow_each_other_and_streams_run_beside_each_other() -> None:
+    one = [launch(100), launch(100)]
+    assert replay.duration(one, 1.0) == pytest.approx(5 * US + LATENCY + 200 * US)
+    two = [launch(100), launch(100, stream=8)]
+    assert replay.duration(two, 1.0) == pytest.approx(10 * US + LATENCY + 100 * US)
+
+
+def test_a_wait_holds_the_host_until_the_device_is_done() -> None:
+    calls = [launch(100), wait(), launch(100)]
+    first = 5 * US + LATENCY + 100 * US
+    assert replay.duration(calls, 1.0) == pytest.approx(first + RETURN + 5 * US + LATENCY + 100 * US)
+    assert replay.duration(calls, 1.0, reads=False) == pytest.approx(first + 100 * US)
+    needed = [launch(100), wait(reads=False), launch(100)]  # a copy's wait, which no read asks for
+    assert replay.duration(needed, 1.0, reads=False) == replay.duration(needed, 1.0)
+
+
+def test_the_pace_is_the_one_that_lasts_as_long_as_the_unprofiled_job() -> None:
+    calls = [launch(2, before_us=20) for _ in range(100)]  # the host is late: 24 us a launch as recorded
+    slow = replay.duration(calls, 1.0)
+    fitted = replay.fit(calls, slow / 2)
+    assert fitted is not None
+    assert fitted.total_ns == pytest.approx(slow / 2, rel=1e-3)
+    assert fitted.pace == pytest.approx(0.5, rel=0.01)
+    assert fitted.without_reads() == fitted.total_ns  # nothing waits
+
+
+def test_a_window_shorter_than_wanted_keeps_its_duration_and_a_busy_device_bounds_it() -> None:
+    calls = [launch(100) for _ in range(10)]
+    for wanted in (1e12, 1.0):
+        fitted = replay.fit(calls, wanted)
+        assert fitted is not None
+        assert fitted.total_ns == pytest.approx(replay.duration(calls, fitted.pace))
+        assert fitted.total_ns >= 1000 * US
+
+
+def test_nothing_to_replay_is_none() -> None:
+    assert replay.fit([], 1e9) is None
+    assert replay.fit([wait()], 1e9) is None
+    assert replay.read({}) == []
+
+
+def test_a_wait_costs_nothing_where_the_host_is_late_anyway() -> None:
+    late = [call for _ in range(50) for call in (launch(2, before_us=40), wait())]
+    fitted = replay.fit(late, replay.duration(late, 0.8))
+    assert fitted is not None
+    assert 1 - fitted.without_reads() / fitted.total_ns < 0.2
+    busy = [call for _ in range(50) for call in (launch(60, before_us=40), wait())]
+    fitted = replay.fit(busy, replay.duration(busy, 0.8))
+    assert fitted is not None
+    assert 1 - fitted.without_reads() / fitted.total_ns > 0.3  # the device waits for each launch after a wait
+
+
+def test_calls_in_a_dropped_span_are_not_made_unless_data_is_copied_in_it() -> None:
+    calls = [launch(100, start=0), launch(100, start=10), launch(100, start=20)]
+    fitted = replay.fit(calls, 1e12)
+    assert fitted is not None
+    assert fitted.without_reads([(10, 15)]) == pytest.approx(fitted.total_ns - 100 * US)
+    moving = replay.fit([calls[0], launch(100, start=10, moves=True), calls[2]], 1e12)
+    assert moving is not None
+    assert moving.without_reads([(10, 15)]) == moving.total_ns
+
+
+def tables(rank: int = 0) -> dict[str, object]:
+    def call(name: str, start: int, end: int, correlation: int) -> dict[str, object]:
+        known = {"rank": rank, "cat": "cuda_runtime", "pid": "1", "tid": "1"}
+        return {**known, "name": name, "ts_ns": start * US, "dur_ns": (end - start) * US, "correlation": correlation}
+
+    def work(name: str, took: int, correlation: int, cat: str = "kernel", **more: object) -> dict[str, object]:
+        known = {"rank": rank, "pid": "0", "tid": "7", "ts_ns": 0, "stream": 7}
+        return {**known, "name": name, "dur_ns": took * US, "correlation": correlation, "cat": cat, **more}
+
+    runtime = [
+        call("cudaLaunchKernel", 0, 5, 1),
+        call("cudaMemcpyAsync", 10, 14, 2),
+        call("cudaStreamSynchronize", 15, 90, 3),
+        call("cudaMemcpyAsync", 100, 104, 4),
+        call("cudaStreamSynchronize", 105, 190, 5),
+        call("cudaFree", 200, 250, 6),
+    ]
+    device = [
+        work("gemm", 60, 1),
+        work("Memcpy DtoH (Device -> Pageable)", 2, 2, "gpu_memcpy", bytes=4),
+        work("Memcpy HtoD (Pageable -> Device)", 50, 4, "gpu_memcpy", bytes=1 << 20),
+    ]
+    return {"runtime": dataset.table("runtime", runtime), "gpu": dataset.table("gpu", device)}
+
+
+def test_calls_are_joined_to_device_work_and_told_apart() -> None:
+    calls = replay.read(tables())
+    assert [call.kernel_ns for call in calls] == [60 * US, 2 * US, None, 50 * US, None, None]
+    assert [call.before_ns for call in calls] == [0, 5 * US, 1 * US, 10 * US, 1 * US, 10 * US]
+    assert [call.waits for call in calls] == [False, False, True, False, True, True]
+    assert [call.reads for call in calls] == [False, False, True, False, False, False]
+    assert [call.moves for call in calls] == [False, False, False, True, False, False]
+    assert [call.own_ns for call in calls][2:] == [0, 4 * US, 0, 50 * US]  # what a wait took is the device's
+
+
+def test_a_value_read_in_the_step_is_worth_what_the_replay_without_it_saves(tmp_path: Path) -> None:
+    text = "def train(model, optimizer, xs):\n    for x in xs:\n        loss = model(x)\n        print(loss.item())\n"
+    events = [
+        event("job.py(3): train", 0, 1000),
+        event("<built-in method item of Tensor object at 0x1>", 400, 500),
+        op("aten::item", 410, 490),
+    ]
+    calls = [
+        call
+        for step in range(10)
+        for call in (
+            launch(300, start=step * 1_000_000, before_us=100),
+            launch(2, start=step * 1_000_000 + 420_000),
+            wait(start=step * 1_000_000 + 430_000),
+        )
+    ]
+    recorded = replay.duration(calls, 1.0)
+    a_job = job(
+        tmp_path,
+        text,
+        events,
+        {
+            "kernels": [{"rank": 0, "name": "gemm", "class": "gemm", "count": 10, "total_ns": 3_000_000}],
+            "synchronisations": [{"rank": 0, "count": 10, "total_ns": 1, "steps": 10, "path": "job.py", "function": "train"}],
+        },
+        headline={"steps": 10, "capture_ns": recorded, "gpu_busy": 0.7, "gpu_idle": 0.3},
+        timing=timing(step_s=recorded / 10 / 1e9, horizon_steps=100, startup_s=0.0),
+        calls=calls,
+    )  # fmt: skip
+    result = found(a_job, "step_synchronisation")
+    assert len(result) == 1
+    assert a_job.replay is not None
+    spans = [(400 * US, 500 * US)]
+    expected = 1 - a_job.replay.without_reads(spans) / a_job.replay.total_ns
+    assert expected > 0.2
+    assert result[0].fraction == pytest.approx(expected, rel=0.01)
+    assert [a["line"] for a in result[0].anchors] == [4]
+
+
+def test_without_unprofiled_runs_there_is_no_pace(tmp_path: Path) -> None:
+    assert (
+        job(tmp_path, LOOP, [event("job.py(3): train", 0, 10)], calls=[launch(1)], timing=timing(runs=0)).replay is None
+    )
