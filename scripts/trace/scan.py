@@ -889,6 +889,19 @@ def copy_bare(buf, i, j, out, o):
     return o
 
 
+@inlined
+def copy_value(buf, kind, i, j, raw, o):
+    """Copy a value of any kind as JSON; the place behind it."""
+    if kind == TEXT or kind == DIRTY:
+        raw[o] = 34
+        o = copy_string(buf, i, j, raw, o + 1)
+        raw[o] = 34
+        return o + 1
+    if kind == JSON:
+        return copy_json(buf, i, j, raw, o)
+    return copy_bare(buf, i, j, raw, o)
+
+
 @jit
 def copy_entry(buf, entry, n, raw, o, start):
     """Append `"key":value` to the raw arguments that began at `start`."""
@@ -902,15 +915,7 @@ def copy_entry(buf, entry, n, raw, o, start):
     raw[o] = 34
     raw[o + 1] = 58
     o += 2
-    kind, i, j = entry[n, 3], entry[n, 4], entry[n, 5]
-    if kind == TEXT or kind == DIRTY:
-        raw[o] = 34
-        o = copy_string(buf, i, j, raw, o + 1)
-        raw[o] = 34
-        return o + 1
-    if kind == JSON:
-        return copy_json(buf, i, j, raw, o)
-    return copy_bare(buf, i, j, raw, o)
+    return copy_value(buf, entry[n, 3], entry[n, 4], entry[n, 5], raw, o)
 
 
 @jit
@@ -978,15 +983,7 @@ def copy_own(buf, top, key, raw, o, start):
         o += 1
     raw[o], raw[o + 1] = 34, 58
     o += 2
-    kind, i, j = top[key, 0], top[key, 1], top[key, 2]
-    if kind == TEXT or kind == DIRTY:
-        raw[o] = 34
-        o = copy_string(buf, i, j, raw, o + 1)
-        raw[o] = 34
-        return o + 1
-    if kind == JSON:
-        return copy_json(buf, i, j, raw, o)
-    return copy_bare(buf, i, j, raw, o)
+    return copy_value(buf, top[key, 0], top[key, 1], top[key, 2], raw, o)
 
 
 @inlined

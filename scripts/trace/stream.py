@@ -19,6 +19,7 @@ except ImportError:
     inflate = zlib
 
 FEED = 1 << 17
+PIECE = 1 << 22  # inflated at once: a twentieth faster than 16 MB, which leave the cache
 GZIP = b"\x1f\x8b"
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -162,7 +163,7 @@ class _Whole(_Source):
     def _fill(self, view: memoryview) -> int:
         if self.faulty is None:
             try:
-                count: int = self.inflater.readinto(view)
+                count: int = self.inflater.readinto(view[:PIECE])
             except (EOFError, OSError, zlib.error, inflate.error):
                 self.file.seek(0)
                 self.faulty = _Inflated(_File(self.file), self.reader)
