@@ -161,10 +161,10 @@ def _letters(text: str) -> str:
 
 
 def visible_devices() -> list[str]:
-    """The GPUs that jobs may use, as `CUDA_VISIBLE_DEVICES` names them: its words, else all by index."""
+    """The GPUs that jobs may use, as `CUDA_VISIBLE_DEVICES` names them: its words, each once, else all by index."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [word for word in (part.strip() for part in visible.split(",")) if word]
+        return list(dict.fromkeys(word for word in (part.strip() for part in visible.split(",")) if word))
     nvml = _nvml()
     return [str(index) for index in range(nvml.nvmlDeviceGetCount())] if nvml is not None else []
 

@@ -86,3 +86,11 @@ def test_fewer_gpus_than_asked_for_are_given_as_they_are(monkeypatch: pytest.Mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with machine.devices(1) as given:
         assert given == "0"
+
+
+def test_a_gpu_named_twice_is_one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 3,5")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert machine.visible_devices() == ["3", "5"]
+    with machine.devices(3) as given:
+        assert given == "3,5"
