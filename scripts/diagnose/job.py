@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from scripts.diagnose.preparation import Preparation, preparations
-from scripts.diagnose.source import Function
 from scripts.diagnose.replay import Call, Replay, fit
+from scripts.diagnose.source import Function
 from scripts.diagnose.timeline import Timeline, backward_ns
 from scripts.diagnose.timing import SLOW, Timing
 

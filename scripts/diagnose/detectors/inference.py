@@ -101,12 +101,7 @@ def _callers(job: Job) -> list[dict[str, object]]:
     timeline = job.timeline
     assert timeline is not None
     owners = Counter(int(timeline.owner[timeline.parent[i]]) for i in _model_calls(timeline) if timeline.parent[i] >= 0)
-    return [
-        {"path": f.path, "line": f.line, "code": f"def {f.name}"}
-        for n, _ in owners.most_common(2)
-        if n >= 0
-        for f in [timeline.functions[n]]
-    ]
+    return [job.function_anchor(timeline.functions[n]) for n, _ in owners.most_common(2) if n >= 0]
 
 
 def padding(job: Job) -> list[Finding]:

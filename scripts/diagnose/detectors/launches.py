@@ -70,7 +70,7 @@ def _without_preparation(job: Job, rows: list[Row]) -> list[Row]:
     return [{**r, "lost_ns": r["lost_ns"] * stays.get(str(r.get("op")), 1.0)} for r in rows]
 
 
-def _module_walks(job: Job) -> tuple[list[dict[str, object]], str] | None:
+def _module_walks(job: Job) -> tuple[list[Row], str] | None:
     """Repeated walks over the module tree (train(), eval(), parameters()) in the step."""
     if job.timeline is None:
         return None
@@ -86,11 +86,7 @@ def _module_walks(job: Job) -> tuple[list[dict[str, object]], str] | None:
     if job.share(spent) < 0.01:
         return None
     owners = {int(timeline.owner[i]) for i in outer if timeline.owner[i] >= 0}
-    anchors: list[dict[str, object]] = [
-        {"path": f.path, "line": f.line, "code": f"def {f.name}"}
-        for n, f in enumerate(timeline.functions)
-        if n in owners
-    ]
+    anchors = [job.function_anchor(f) for n, f in enumerate(timeline.functions) if n in owners]
     text = (
         f"Walking the module tree takes {job.per_step_s(spent) * 1e3:.1f} ms a step in "
         f"{len(outer) / max(1, timeline.steps):.0f} walks."

@@ -83,13 +83,7 @@ def _places(job: Job, prepared: list[Preparation]) -> list[Row]:
         function = job.timeline.functions[one.function]
         where = (function.path, function.qualname)
         sites = [s for s in job.structure["sites"] if (s["path"], s["function"]) == where and s["callee"] == one.callee]
-        anchors += [anchor(s) for s in sites] or [
-            {
-                "path": function.path,
-                "line": function.line,
-                "code": job.code(function.path, function.line) or function.name,
-            }
-        ]
+        anchors += [anchor(s) for s in sites] or [job.function_anchor(function)]
     return list({(a["path"], a["line"]): a for a in anchors}.values())
 
 
