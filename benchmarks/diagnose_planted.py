@@ -1,7 +1,7 @@
 """Planted faults against detectors: is each found by its detector, ranked, anchored, and is its ceiling the gain of
 removing it?
 
-    python benchmarks/diagnose_planted.py [--only NAME ...] [--pairs 3] [--keep DIR [--reuse]]
+    python benchmarks/diagnose_planted.py [--only NAME ...] [--pairs 5] [--keep DIR [--reuse]]
 
 Each job of tests/planted/jobs that runs on a CPU runs with its fault and, line for line, without it: once profiled
 (parsed, summarised and diagnosed by the pipeline's own programs) and `--pairs` times unprofiled in alternating order.
@@ -102,7 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(planted.names('cpu'))}")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="the same")
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--keep", type=Path, help="where runs are left")
     parser.add_argument(
         "--reuse", action="store_true", help="diagnose the runs that --keep has, launch only what is missing"
