@@ -12,7 +12,7 @@ COLUMNS = {
     "cpu_op": ["rank", "ts_ns", "dur_ns", "name", "cat", "pid", "tid", "sequence", "input_dims", "input_types"],
     "annotation": ["rank", "ts_ns", "dur_ns", "name", "cat", "pid", "tid"],
     "runtime": ["rank", "ts_ns", "dur_ns", "name", "correlation"],
-    "gpu": ["rank", "dur_ns", "name", "cat", "stream", "correlation", "bytes"],
+    "gpu": ["rank", "ts_ns", "dur_ns", "name", "cat", "stream", "correlation", "bytes"],
 }
 
 

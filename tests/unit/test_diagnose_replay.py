@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,34 +15,36 @@ US = 1_000
 LATENCY, RETURN = replay.LAUNCH_LATENCY_NS, replay.RETURN_NS
 
 
-def launch(kernel_us: float, *, start: int = 0, before_us: float = 1, stream: int = 7, **more: bool) -> replay.Call:
-    known = {"waits": False, "reads": False, "moves": False, **more}
+def launch(kernel_us: float, *, start: int = 0, before_us: float = 1, stream: int = 7, **more: Any) -> replay.Call:
+    known = {"waits": False, "reads": False, "moves": False, "kernel_start_ns": 0, **more}
     return replay.Call(start, before_us * US, 4 * US, kernel_ns=kernel_us * US, stream=stream, **known)
 
 
 def wait(*, start: int = 0, reads: bool = True) -> replay.Call:
-    return replay.Call(start, 1 * US, 0.0, waits=True, reads=reads, moves=False, kernel_ns=None, stream=0)
+    return replay.Call(
+        start, 1 * US, 0.0, waits=True, reads=reads, moves=False, kernel_ns=None, kernel_start_ns=0, stream=0
+    )
 
 
 def test_kernels_of_a_stream_follow_each_other_and_streams_run_beside_each_other() -> None:
     one = [launch(100), launch(100)]
-    assert replay.duration(one, 1.0) == pytest.approx(5 * US + LATENCY + 200 * US)
+    assert replay.duration(one, 1.0, 0.0) == pytest.approx(5 * US + LATENCY + 200 * US)
     two = [launch(100), launch(100, stream=8)]
-    assert replay.duration(two, 1.0) == pytest.approx(10 * US + LATENCY + 100 * US)
+    assert replay.duration(two, 1.0, 0.0) == pytest.approx(10 * US + LATENCY + 100 * US)
 
 
 def test_a_wait_holds_the_host_until_the_device_is_done() -> None:
     calls = [launch(100), wait(), launch(100)]
     first = 5 * US + LATENCY + 100 * US
-    assert replay.duration(calls, 1.0) == pytest.approx(first + RETURN + 5 * US + LATENCY + 100 * US)
-    assert replay.duration(calls, 1.0, reads=False) == pytest.approx(first + 100 * US)
+    assert replay.duration(calls, 1.0, 0.0) == pytest.approx(first + RETURN + 5 * US + LATENCY + 100 * US)
+    assert replay.duration(calls, 1.0, 0.0, reads=False) == pytest.approx(first + 100 * US)
     needed = [launch(100), wait(reads=False), launch(100)]  # a copy's wait, which no read asks for
-    assert replay.duration(needed, 1.0, reads=False) == replay.duration(needed, 1.0)
+    assert replay.duration(needed, 1.0, 0.0, reads=False) == replay.duration(needed, 1.0, 0.0)
 
 
 def test_the_pace_is_the_one_that_lasts_as_long_as_the_unprofiled_job() -> None:
     calls = [launch(2, before_us=20) for _ in range(100)]  # the host is late: 24 us a launch as recorded
-    slow = replay.duration(calls, 1.0)
+    slow = replay.duration(calls, 1.0, 0.0)
     fitted = replay.fit(calls, slow / 2)
     assert fitted is not None
     assert fitted.total_ns == pytest.approx(slow / 2, rel=1e-3)
@@ -54,8 +57,27 @@ def test_a_window_shorter_than_wanted_keeps_its_duration_and_a_busy_device_bound
     for wanted in (1e12, 1.0):
         fitted = replay.fit(calls, wanted)
         assert fitted is not None
-        assert fitted.total_ns == pytest.approx(replay.duration(calls, fitted.pace))
+        assert fitted.total_ns == pytest.approx(replay.duration(calls, fitted.pace, 0.0))
         assert fitted.total_ns >= 1000 * US
+
+
+def test_the_device_s_own_time_between_kernels_is_no_wait_for_the_host() -> None:
+    """Ten kernels launched ahead, 2 us between them on the device, and one launched late, which says nothing of it."""
+    calls = [launch(98, start=10_000 * n, kernel_start_ns=20_000 + 100_000 * n) for n in range(10)]
+    calls.append(launch(98, start=2_000_000, kernel_start_ns=2_010_000))
+    assert replay.spacing(calls) == 2 * US
+    fitted = replay.fit(calls, 1.0)
+    assert fitted is not None
+    assert fitted.gap_ns == 2 * US
+    assert fitted.total_ns == pytest.approx(LATENCY + 2 * US + 11 * 98 * US + 10 * 2 * US, abs=3 * US)
+    assert fitted.late_ns() == pytest.approx(0, abs=1 * US)
+
+
+def test_a_late_host_is_what_is_left_without_waits() -> None:
+    calls = [call for _ in range(50) for call in (launch(2, before_us=40), wait())]
+    fitted = replay.fit(calls, replay.duration(calls, 1.0, 0.0))
+    assert fitted is not None
+    assert fitted.late_ns() == pytest.approx(fitted.without_reads() - 50 * 2 * US - LATENCY)
 
 
 def test_nothing_to_replay_is_none() -> None:
@@ -66,11 +88,11 @@ def test_nothing_to_replay_is_none() -> None:
 
 def test_a_wait_costs_nothing_where_the_host_is_late_anyway() -> None:
     late = [call for _ in range(50) for call in (launch(2, before_us=40), wait())]
-    fitted = replay.fit(late, replay.duration(late, 0.8))
+    fitted = replay.fit(late, replay.duration(late, 0.8, 0.0))
     assert fitted is not None
     assert 1 - fitted.without_reads() / fitted.total_ns < 0.2
     busy = [call for _ in range(50) for call in (launch(60, before_us=40), wait())]
-    fitted = replay.fit(busy, replay.duration(busy, 0.8))
+    fitted = replay.fit(busy, replay.duration(busy, 0.8, 0.0))
     assert fitted is not None
     assert 1 - fitted.without_reads() / fitted.total_ns > 0.3  # the device waits for each launch after a wait
 
@@ -136,7 +158,7 @@ def test_a_value_read_in_the_step_is_worth_what_the_replay_without_it_saves(tmp_
             wait(start=step * 1_000_000 + 430_000),
         )
     ]
-    recorded = replay.duration(calls, 1.0)
+    recorded = replay.duration(calls, 1.0, 0.0)
     a_job = job(
         tmp_path,
         text,

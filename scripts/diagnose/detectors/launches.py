@@ -18,6 +18,14 @@ def detect(job: Job) -> list[Finding]:
     rows = _without_preparation(job, rows)
     lost = sum(r["lost_ns"] for r in rows)
     share = job.idle_share(lost)
+    note = job.idle_note(lost)
+    if job.replay is not None:  # idle behind a wait for a value goes with the wait: `step_synchronisation` holds it
+        late = job.replay.late_ns() / job.replay.total_ns * job.window_share
+        if late < share:
+            share = late
+            note += (
+                f", and no more than the {late:.1%} that the replayed window loses to its host without waits for values"
+            )
     if share < 0.01:
         return []
     walks = _module_walks(job)
@@ -40,7 +48,7 @@ def detect(job: Job) -> list[Finding]:
             "torch.compile, CUDA graphs) or less python between them close the gaps."
             + (f" {walks[1]}" if walks else ""),
             share,
-            f"idle behind the host: {job.idle_note(lost)}; steps are {job.window_share:.0%} of the job",
+            f"idle behind the host: {note}; steps are {job.window_share:.0%} of the job",
             "medium",
             ["python", "config", "kernel"],
             anchors + (walks[0] if walks else []),
