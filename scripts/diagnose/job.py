@@ -268,6 +268,12 @@ class Job:
         """The window replayed at the unprofiled job's speed; None without device work or unprofiled runs."""
         return fit(self.calls, self.unprofiled_capture_ns) if self.timing.runs else None
 
+    def replayed_share(self, saved_ns: float) -> float:
+        """Share of the whole job of what a replay saves; of the unprofiled steps where the replay is shorter than they
+        are, as it holds no host time before its first call."""
+        whole = max(self.replay.total_ns, self.unprofiled_capture_ns) if self.replay is not None else 1.0
+        return max(0.0, saved_ns) / whole * self.window_share
+
     def kernel_share(self, kernel_ns: float) -> float:
         """Share of the whole job of device time, were it all on the critical path."""
         return min(1.0, kernel_ns / self.unprofiled_capture_ns) * self.window_share

@@ -11,8 +11,8 @@ COLUMNS = {
     "python": ["rank", "ts_ns", "dur_ns", "name", "cat", "pid", "tid"],
     "cpu_op": ["rank", "ts_ns", "dur_ns", "name", "cat", "pid", "tid", "sequence", "input_dims", "input_types"],
     "annotation": ["rank", "ts_ns", "dur_ns", "name", "cat", "pid", "tid"],
-    "runtime": ["rank", "ts_ns", "dur_ns", "name", "correlation"],
-    "gpu": ["rank", "ts_ns", "dur_ns", "name", "cat", "stream", "correlation", "bytes"],
+    "runtime": ["rank", "ts_ns", "dur_ns", "name", "cat", "pid", "tid", "correlation"],
+    "gpu": ["rank", "ts_ns", "dur_ns", "name", "cat", "device", "stream", "correlation", "bytes"],
 }
 
 

@@ -14,14 +14,17 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 LAUNCH_LATENCY_NS = 1_500.0  # from a launch's return to its kernel on an idle device; 0.9 to 2 us on an H200
 QUEUED_NS = 20_000  # a kernel launched so long before its predecessor ended waited for that, not for its launch
 RETURN_NS = 2_000.0  # from the last kernel's end to the host's return from a wait
 VALUE_BYTES = 4096  # a copy to the host of at most this much reads values; more is data
 FREEING = ("cudaFree", "hipFree")  # wait for the device as well
-DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+BLOCKING_NS = (
+    100_000  # a copy call that takes longer waited for the device, as in the views (scripts/trace/timeline.py)
+)
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset", "graph")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Call:
     moves: bool
     kernel_ns: float | None
     kernel_start_ns: int
-    stream: int
+    stream: Any
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def spacing(calls: Sequence[Call]) -> float:
     """Median time in ns between two pieces of work of a stream of which the second was launched long before: what the
     device itself needs between them (1.2 to 1.6 us on an H200); 0 where none was."""
     gaps: list[float] = []
-    ended: dict[int, float] = {}
+    ended: dict[Any, float] = {}
     for call in sorted((c for c in calls if c.kernel_ns is not None), key=lambda c: c.kernel_start_ns):
         before = ended.get(call.stream)
         if before is not None and before - (call.start_ns + call.own_ns) > QUEUED_NS:
@@ -95,53 +98,86 @@ def spacing(calls: Sequence[Call]) -> float:
 
 
 def read(tables: dict[str, Any]) -> list[Call]:
-    """Runtime calls by start of the tables `runtime` and `gpu` (docs/formats.md), of the first rank, joined to device
-    work by correlation; host time between two calls is the later one's."""
+    """Runtime calls by start of the tables `runtime` and `gpu` (docs/formats.md), of the first rank and the threads that
+    launch, joined to device work by correlation; host time between two calls is the later one's.
+
+    All work of a graph's launch has its correlation and counts as one piece, from its first start to its last end. A copy
+    of a value to pageable memory that blocks in its own call is a launch and a wait.
+    """
     runtime, device = tables.get("runtime"), tables.get("gpu")
     if runtime is None or device is None or not runtime.num_rows or not device.num_rows:
         return []
-    columns = {name: runtime.column(name).to_pylist() for name in ("ts_ns", "dur_ns", "name", "correlation")}
-    ranks = runtime.column("rank").to_pylist() if "rank" in runtime.column_names else [0] * runtime.num_rows
-    first = min(ranks)
-    work: dict[int, tuple[float, int, int]] = {}
-    values, data = set(), set()
-    names = ("correlation", "ts_ns", "dur_ns", "cat", "stream", "name", "bytes")
-    for rank, correlation, begun, took, kind, stream, name, size in zip(
-        device.column("rank").to_pylist() if "rank" in device.column_names else [0] * device.num_rows,
-        *(device.column(name).to_pylist() for name in names),
-        strict=True,
+    rank = min(_column(runtime, "rank"))
+    work: dict[int, _Work] = {}
+    names = ("rank", "correlation", "ts_ns", "dur_ns", "cat", "device", "stream", "name", "bytes")
+    for of, correlation, begun, took, kind, place, stream, name, size in zip(
+        *(_column(device, column) for column in names), strict=True
     ):
-        if rank == first and kind in DEVICE_WORK and correlation is not None:
-            work[correlation] = (float(took or 0), int(begun), int(stream or 0))
+        if of == rank and kind in DEVICE_WORK and correlation is not None and begun is not None:
             small = size is not None and size <= VALUE_BYTES
-            if "DtoH" in name and small:
-                values.add(correlation)
-            elif "DtoH" in name or ("HtoD" in name and not small):
-                data.add(correlation)
+            to_host, from_host = "DtoH" in (name or ""), "HtoD" in (name or "")
+            one = _Work(
+                begun, begun + (took or 0), (place, stream), to_host and small, (to_host or from_host) and not small
+            )
+            first = work.get(correlation)
+            if first is not None:
+                one = first._replace(start=min(first.start, one.start), end=max(first.end, one.end))
+            work[correlation] = one
+    columns = ("rank", "ts_ns", "dur_ns", "name", "cat", "pid", "tid", "correlation")
+    rows = [
+        row
+        for row in zip(*(_column(runtime, column) for column in columns), strict=True)
+        if row[0] == rank and row[1] is not None
+    ]
+    launching = {(pid, tid) for _, _, _, _, _, pid, tid, correlation in rows if correlation in work}
     calls: list[Call] = []
     end: int | None = None
-    after_value = False
-    rows = zip(*columns.values(), ranks, strict=True)
-    for start, took, name, correlation, _ in sorted((r for r in rows if r[4] == first), key=lambda r: r[0]):
-        before = 0 if end is None else max(0, start - end)
-        end = start + (took or 0) if end is None else max(end, start + (took or 0))
-        kernel = work.get(correlation)
-        waits = "Synchronize" in name or name in FREEING
+    after_value: dict[Any, bool] = {}
+    for _, start, took, name, kind, pid, tid, correlation in sorted(rows, key=lambda row: row[1]):
+        thread = (pid, tid)
+        if thread not in launching or not str(kind).endswith(("_runtime", "_driver")):
+            continue
+        spent = float(took or 0)
+        before = 0.0 if end is None else float(max(0, start - end))
+        end = int(start + spent) if end is None else max(end, int(start + spent))
+        done = work.get(correlation)
+        synchronises = "Synchronize" in (name or "")
+        blocks = done is not None and done.value and spent >= BLOCKING_NS
+        own = 0.0 if synchronises else RETURN_NS if blocks else spent
+        waits = synchronises or name in FREEING
         calls.append(
             Call(
-                start,
-                float(before),
-                0.0 if "Synchronize" in name else float(took or 0),
+                int(start),
+                before,
+                own,
                 waits,
-                waits and after_value,
-                correlation in data,
-                kernel[0] if kernel else None,
-                kernel[1] if kernel else 0,
-                kernel[2] if kernel else 0,
+                waits and after_value.get(thread, False),
+                done is not None and done.moves,
+                float(done.end - done.start) if done is not None else None,
+                done.start if done is not None else 0,
+                done.stream if done is not None else None,
             )
         )
-        after_value = correlation in values
+        if blocks:
+            calls.append(Call(int(start), 0.0, 0.0, True, True, False, None, 0, None))
+        after_value[thread] = done is not None and done.value
     return calls
+
+
+class _Work(NamedTuple):
+    """Device work of one correlation: its span, where it ran, whether it reads a value, whether it moves data."""
+
+    start: int
+    end: int
+    stream: Any
+    value: bool
+    moves: bool
+
+
+def _column(table: Any, name: str) -> list[Any]:
+    if name not in table.column_names:
+        return [0 if name == "rank" else None] * table.num_rows
+    return list(table.column(name).to_pylist())
 
 
 def duration(
@@ -150,12 +186,14 @@ def duration(
     """Replayed duration in ns: the host goes on at `pace` and waits for all streams where it did; a stream runs its work
     in order, each piece no earlier than it was launched and `gap_ns` after the one before."""
     host, last = 0.0, 0.0
-    free: dict[int, float] = {}
+    free: dict[Any, float] = {}
     spans, at = list(dropped), 0
     for call in calls:
         while at < len(spans) and spans[at][1] < call.start_ns:
             at += 1
         if at < len(spans) and spans[at][0] <= call.start_ns:
+            begun = call.start_ns - call.before_ns  # what the host did before the span stays
+            host += min(call.before_ns, max(0.0, spans[at][0] - begun)) * pace
             continue
         host += (call.before_ns + call.own_ns) * pace
         if call.waits:

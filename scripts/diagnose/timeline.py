@@ -25,6 +25,14 @@ from scripts.diagnose.timing import SLOW
 FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<name>.+)$")
 BUILTIN = re.compile(r"^<(?:built-in (?:method|function) |method ')(?P<name>[^ '>]+)")
 PYTHON, OPERATOR, ANNOTATION = 0, 1, 2
+PARAMETRISED = tuple(
+    f"aten::{name}"
+    for name in (
+        "linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "conv", "_convolution", "embedding", "layer_norm",
+        "native_layer_norm", "batch_norm", "native_batch_norm", "group_norm", "native_group_norm", "rms_norm", "lstm",
+        "gru", "prelu", "_scaled_mm",
+    )
+)  # fmt: skip
 FRAME_COST_NS = 150  # a frame or builtin recorded with stacks; measured as the smallest of walks that do nothing else
 OPERATOR_COST_NS = 1000  # an operator; 0.7 to 1.4 us in nine CPU jobs of small ones, more where memory moves as well
 INTERPRETER_SLOWDOWN = 1.6  # the most that interpreted code is charged
@@ -121,8 +129,10 @@ class Timeline:
 
     @cached_property
     def model_calls(self) -> list[int]:
-        """Outermost module calls of the main thread: the steps of a job that only infers."""
-        return self.outermost([i for i in self.named("nn.Module:") if self.thread[i] == self.main_thread])
+        """Outermost module calls of the main thread: the steps of a job that only infers. As the recorder marks only
+        modules with parameters, a loss or a softmax beside the model is none."""
+        calls = self.outermost([i for i in self.named("nn.Module:") if self.thread[i] == self.main_thread])
+        return [i for i in calls if any(self.name[j].startswith(PARAMETRISED) for j in self.under(i))] or calls
 
     def calls_ns(self) -> list[int]:
         """Recorded time from each end of a model call to the next, as the recorder marks the steps of inference."""

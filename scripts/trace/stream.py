@@ -19,6 +19,7 @@ except ImportError:
     inflate = zlib
 
 FEED = 1 << 17
+SMALL = 1 << 12
 PIECE = 1 << 22  # inflated at once: a twentieth faster than 16 MB, which leave the cache
 GZIP = b"\x1f\x8b"
 _BOMS = (
@@ -47,7 +48,7 @@ class Reader:
         while self._source.peek(2) == GZIP and self.compressed < 3:
             self.compressed += 1
             whole = self.compressed == 1 and hasattr(inflate, "_GzipReader")
-            self._source = _Whole(self._file, self) if whole else _Inflated(self._source, self)
+            self._source = _Whole(self._file, self) if whole else _Inflated(self._source, self, self.compressed)
         self._detect_encoding()
 
     def readinto(self, view: memoryview) -> int:
@@ -166,7 +167,7 @@ class _Whole(_Source):
                 count: int = self.inflater.readinto(view[:PIECE])
             except (EOFError, OSError, zlib.error, inflate.error):
                 self.file.seek(0)
-                self.faulty = _Inflated(_File(self.file), self.reader)
+                self.faulty = _Inflated(_File(self.file), self.reader, 1)
                 left = self.given
                 while left and (piece := self.faulty.read(left)):
                     left -= len(piece)
@@ -180,9 +181,10 @@ class _Inflated(_Source):
     """gzip, member after member. On corrupt data the member is inflated again in small steps, to get its last whole
     bytes."""
 
-    def __init__(self, source: _Source, reader: Reader) -> None:
+    def __init__(self, source: _Source, reader: Reader, layer: int) -> None:
         super().__init__()
-        self.source, self.reader = source, reader
+        self.source, self.reader, self.layer = source, reader, layer
+        self.feed = FEED if layer == 1 else SMALL  # an inner layer cannot be read again: a fault loses one feed
         self.inflater: Any = inflate.decompressobj(wbits=31)
         self.pending = b""
         self.given = 0
@@ -190,7 +192,7 @@ class _Inflated(_Source):
 
     def _more(self) -> bytes:
         while not self.done:
-            feed = self.pending or self.source.read(FEED)
+            feed = self.pending or self.source.read(self.feed)
             self.pending = b""
             if not feed:
                 self.done = True
@@ -210,12 +212,12 @@ class _Inflated(_Source):
         return b""
 
     def _next_member(self, rest: bytes) -> None:
-        while len(rest) < 2 or not rest.strip(b"\0"):
-            more = self.source.read(FEED)
+        rest = rest.lstrip(b"\0")
+        while len(rest) < 2:
+            more = self.source.read(self.feed)
             if not more:
                 break
-            rest = rest.lstrip(b"\0") + more
-        rest = rest.lstrip(b"\0")
+            rest = (rest + more).lstrip(b"\0")
         if rest.startswith(GZIP):
             self.inflater = inflate.decompressobj(wbits=31)
             self.pending = rest
@@ -226,13 +228,18 @@ class _Inflated(_Source):
 
     def _salvage(self) -> bytes:
         """What lies between the last good piece and the corrupt byte (first layer only: it can be read again)."""
-        if self.reader.compressed > 1:
+        if self.layer > 1:
             return b""
         data, inflater, skipped = bytearray(), zlib.decompressobj(wbits=31), 0
+        between = False  # members, where zeros may lie
         with self.reader.path.open("rb") as file:
-            while feed := file.read(4096):
+            while feed := file.read(SMALL):
                 before = inflater.copy()
                 while feed:
+                    if between:
+                        feed = feed.lstrip(b"\0")
+                        between = not feed
+                        continue
                     try:
                         piece = inflater.decompress(feed)
                     except zlib.error:
@@ -243,7 +250,7 @@ class _Inflated(_Source):
                     feed = b""
                     if inflater.eof:
                         feed, inflater = inflater.unused_data, zlib.decompressobj(wbits=31)
-                        before = inflater.copy()
+                        before, between = inflater.copy(), True
         return bytes(data)
 
 

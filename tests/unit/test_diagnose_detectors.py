@@ -231,6 +231,24 @@ def test_recomputation_is_worth_the_kernels_that_the_backward_pass_repeats(tmp_p
     assert result.confidence == "high"
 
 
+def test_recomputed_products_with_the_shapes_of_the_backward_pass_s_own_are_told_apart(tmp_path: Path) -> None:
+    """Without biases, and so as in Llama: up's product again has the shapes of down's gradient."""
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    both = [
+        op("aten::mm", 945, 950, sequence=40, input_dims="[[4, 8], [8, 8]]"),
+        op("aten::mm", 955, 960, input_dims="[[4, 8], [8, 8]]"),
+    ]
+    rows = [
+        kernel("gemm", "gemm", 30),
+        kernel("gemm", "gemm", 20, phase="backward", op="aten::mm", shapes="[[4,8],[8,8]]", count=2),
+        kernel("fill", "other", 2, phase="backward", op="aten::mm", shapes="[[4,8],[8,8]]", count=2),
+    ]
+    text = "from torch.utils.checkpoint import checkpoint\n" + LOOP.replace("model(x)", "checkpoint(model, x)")
+    events = [*STEP, op(node, 940, 990, sequence=7), *both]
+    a_job = on_device(tmp_path, {"kernels": rows}, text, events=events, run={"peak_device_bytes": 10 << 30})
+    assert found(a_job, "memory_headroom")[0].fraction == pytest.approx(11 / 200 * 10 / 11)
+
+
 @pytest.mark.parametrize("prepares", [True, False])
 def test_longer_inputs_alone_are_no_preparation(tmp_path: Path, prepares: bool) -> None:
     """No shape repeats; steps take as long as their kernels, or as long as those and something on the host."""

@@ -185,3 +185,97 @@ def test_without_unprofiled_runs_there_is_no_pace(tmp_path: Path) -> None:
     assert (
         job(tmp_path, LOOP, [event("job.py(3): train", 0, 10)], calls=[launch(1)], timing=timing(runs=0)).replay is None
     )
+
+
+def test_a_graph_is_one_piece_of_all_its_kernels() -> None:
+    made = tables()
+    runtime = [
+        {
+            "rank": 0,
+            "cat": "cuda_runtime",
+            "pid": "1",
+            "tid": "1",
+            "name": "cudaGraphLaunch",
+            "ts_ns": 0,
+            "dur_ns": 9 * US,
+            "correlation": 1,
+        }
+    ]
+    work = [
+        {
+            "rank": 0,
+            "cat": "kernel",
+            "pid": "0",
+            "tid": "7",
+            "stream": 7,
+            "name": "gemm",
+            "correlation": 1,
+            "ts_ns": 20 * US + 12 * US * n,
+            "dur_ns": 10 * US,
+        }
+        for n in range(1000)
+    ]
+    made = {"runtime": dataset.table("runtime", runtime), "gpu": dataset.table("gpu", work)}
+    (call,) = replay.read(made)
+    assert call.kernel_ns == 12 * US * 1000 - 2 * US
+    assert call.kernel_start_ns == 20 * US
+
+
+def test_streams_of_two_devices_are_two() -> None:
+    one = [launch(1000), launch(1000)]
+    two = [launch(1000, stream=(0, 7)), launch(1000, stream=(1, 7))]
+    assert replay.duration(two, 1.0, 0.0) < 0.6 * replay.duration(one, 1.0, 0.0)
+
+
+def test_python_before_a_dropped_expression_stays() -> None:
+    calls = []
+    for step in range(10):
+        at = step * 11_000_000
+        calls += [
+            launch(100, start=at),
+            launch(2, start=at + 10_010_000, before_us=10_000),
+            wait(start=at + 10_020_000),
+        ]
+    spans = [(step * 11_000_000 + 10_000_000, step * 11_000_000 + 10_100_000) for step in range(10)]
+    fitted = replay.fit(calls, 1e12)
+    assert fitted is not None
+    assert fitted.without_reads(spans) > 0.97 * fitted.total_ns
+
+
+def test_other_threads_and_records_of_waits_are_no_host_work() -> None:
+    made = tables()
+    rows = made["runtime"].to_pylist()  # type: ignore[attr-defined]
+    rows += [
+        {**rows[0], "name": "cudaEventQuery", "tid": "99", "ts_ns": 14_500, "dur_ns": 100, "correlation": 50},
+        {**rows[0], "name": "Stream Sync", "cat": "cuda_sync", "ts_ns": 15 * US, "dur_ns": 75 * US, "correlation": 51},
+        {**rows[0], "name": None, "ts_ns": 300 * US, "dur_ns": US, "correlation": 52},
+    ]
+    found_calls = replay.read({**made, "runtime": dataset.table("runtime", rows)})
+    assert found_calls[:-1] == replay.read(made)
+    assert (found_calls[-1].waits, found_calls[-1].own_ns) == (False, US)
+
+
+def test_a_blocking_copy_of_a_value_is_a_wait() -> None:
+    made = tables()
+    rows = made["runtime"].to_pylist()  # type: ignore[attr-defined]
+    rows[1] = {**rows[1], "dur_ns": 4_000 * US}
+    rows[2:] = []
+    copied, waited = replay.read({**made, "runtime": dataset.table("runtime", rows)})[1:]
+    assert copied.own_ns < 10 * US
+    assert copied.kernel_ns == 2 * US
+    assert (waited.waits, waited.reads) == (True, True)
+
+
+def test_a_replay_shorter_than_the_steps_is_a_share_of_the_steps(tmp_path: Path) -> None:
+    calls = [launch(100), wait(), launch(100)]
+    a_job = job(
+        tmp_path,
+        LOOP,
+        [event("job.py(3): train", 0, 10)],
+        calls=calls,
+        headline={"steps": 1, "capture_ns": 10_000_000},
+        timing=timing(step_s=0.01, steps=1, horizon_steps=1, startup_s=0.0),
+    )
+    assert a_job.replay is not None
+    saved = a_job.replay.total_ns - a_job.replay.without_reads()
+    assert a_job.replayed_share(saved) == pytest.approx(saved / 10_000_000 * a_job.window_share)

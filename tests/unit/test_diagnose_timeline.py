@@ -154,3 +154,18 @@ def test_inference_is_corrected_by_the_calls_of_its_model(tmp_path: Path) -> Non
     t = timeline.build(tables(python, trained), functions(tmp_path, JOB), 0.0001)
     assert t is not None
     assert t.steps == 0  # a training step without an optimizer's mark can call several modules
+
+
+def test_a_softmax_beside_the_model_is_no_step_of_inference(tmp_path: Path) -> None:
+    python = [event("job.py(5): main", 0, 1000)]
+    for n in range(5):
+        python += [
+            event("nn.Module: Model_0", 200 * n, 200 * n + 150),
+            event("nn.Module: Softmax_0", 200 * n + 160, 200 * n + 190),
+        ]
+    ops = [event("aten::addmm", 200 * n + 10, 200 * n + 140, cat="cpu_op") for n in range(5)]
+    ops += [event("aten::softmax", 200 * n + 165, 200 * n + 180, cat="cpu_op") for n in range(5)]
+    t = timeline.build(tables(python, ops), functions(tmp_path, JOB), 0.0001)
+    assert t is not None
+    assert t.steps == 5
+    assert t.window_ns == pytest.approx(500 * US)

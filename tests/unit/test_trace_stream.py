@@ -31,6 +31,8 @@ FILES = {
     "a member behind zeros": WHOLE + b"\0" * 700 + gzip.compress(b"more", mtime=0),
     "empty member": gzip.compress(b"", mtime=0) + WHOLE,
     "twice compressed": gzip.compress(WHOLE, mtime=0),
+    "zeros between members, flipped": flipped(WHOLE + b"\0" * 6000 + gzip.compress(EVENTS, 6, mtime=0), 0.95),
+    "twice compressed, outer flipped": flipped(gzip.compress(WHOLE, mtime=0), 0.9),
     "twice compressed and cut": gzip.compress(WHOLE, mtime=0)[:-500],
     "a header alone": WHOLE[:10],
     "wrong checksum": WHOLE[:-8] + b"\1\2\3\4" + WHOLE[-4:],
@@ -79,6 +81,15 @@ def test_direct_and_piecewise_inflation_agree(
     if name in ("whole", "two members", "padded with zeros", "empty member", "twice compressed"):
         assert direct == EVENTS
         assert losses == []
+
+
+def test_what_lies_before_a_fault_is_read_through_padding_and_layers(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    for name, least in (("zeros between members, flipped", 1.5), ("twice compressed, outer flipped", 0.5)):
+        path.write_bytes(FILES[name])
+        found, losses = drain(path, 1 << 20)
+        assert len(found) > least * len(EVENTS)
+        assert losses
 
 
 def test_every_byte_before_a_cut_is_read(tmp_path: Path) -> None:

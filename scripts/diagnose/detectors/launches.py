@@ -20,7 +20,7 @@ def detect(job: Job) -> list[Finding]:
     share = job.idle_share(lost)
     note = job.idle_note(lost)
     if job.replay is not None:  # idle behind a wait for a value goes with the wait: `step_synchronisation` holds it
-        late = job.replay.late_ns() / job.replay.total_ns * job.window_share
+        late = job.replayed_share(job.replay.late_ns())
         if late < share:
             share = late
             note += (

@@ -56,21 +56,22 @@ def headroom(job: Job) -> list[Finding]:
 
 def recomputed_ns(job: Job) -> float:
     """Time of the kernels of forward operators inside the backward pass: there only what is computed again, with
-    gradients on, has a sequence number of its own. Matched to the kernels view by operator and shapes."""
+    gradients on, has a sequence number of its own. Matched to the kernels view by operator and shapes, in the share of
+    the calls of both: a product computed again can have the shapes of one of the backward pass's own."""
     if job.timeline is None:
         return 0.0
-    timeline, again = job.timeline, Counter[tuple[str, str]]()
+    timeline, again, own = job.timeline, Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for node in timeline.outermost(timeline.named("autograd::engine::evaluate_function")):
         for i in timeline.under(node):
-            if timeline.sequence[i] >= 0 and timeline.name[i].startswith("aten::"):
-                again[timeline.name[i], (timeline.dims[i] or "").replace(" ", "")] += 1
-    return float(
-        sum(
-            r["mean_ns"] * min(r["count"], again[r["op"], (r["shapes"] or "").replace(" ", "")])
-            for r in job.view("kernels")
-            if r.get("phase") == "backward" and r.get("op")
-        )
-    )
+            if timeline.name[i].startswith("aten::"):
+                kind = again if timeline.sequence[i] >= 0 else own
+                kind[timeline.name[i], (timeline.dims[i] or "").replace(" ", "")] += 1
+    repeated = 0.0
+    for row in job.view("kernels"):
+        key = (row.get("op") or "", (row.get("shapes") or "").replace(" ", ""))
+        if row.get("phase") == "backward" and again[key]:
+            repeated += row["total_ns"] * again[key] / (again[key] + own[key])
+    return repeated
 
 
 def thrash(job: Job) -> list[Finding]:

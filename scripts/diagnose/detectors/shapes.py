@@ -93,12 +93,12 @@ def of_steps(job: Job, steps: list[Row]) -> list[Finding]:
     # the first step of a window knows no shape, and the profiler's start may lie in it
     later = steps[1:] if len(steps) > 3 or steps[0].get("new_signature") else steps
     fresh = [r for r in later if r["new_signature"]]
-    known = [r for r in later if not r["new_signature"]]
+    known = [r for r in later if r["new_signature"] is False]
     if not fresh:
         return []
     copied = _copied_ns(job)
-    busy = {r["step"]: r.get("busy_ns") or 0 for r in job.view("runtime")} if job.on_gpu and not known else {}
-    recorded = sum(r["wall_ns"] for r in later)
+    busy = {r["step"]: r.get("busy_ns") or 0 for r in _windows(job)} if job.on_gpu and not known else {}
+    total = sum(r["wall_ns"] for r in later)
     # where nothing repeats, longer inputs compute longer: what is prepared shows as idle time of the device
     least = min((busy.get(r["step"], 0) for r in later), default=0)
     later = [
@@ -108,13 +108,12 @@ def of_steps(job: Job, steps: list[Row]) -> list[Finding]:
         for r in later
     ]
     fresh = [r for r in later if r["new_signature"]]
-    known = [r for r in later if not r["new_signature"]]
+    known = [r for r in later if r["new_signature"] is False]
     walls = sorted(r["wall_ns"] for r in (known or later))
     # where nothing repeats, the fastest step is the closest to a warm one
     typical = walls[len(walls) // 2] if known else walls[0]
     slow = [r for r in fresh if r["wall_ns"] > 1.3 * typical]
     excess = sum(max(0, r["wall_ns"] - typical) for r in slow)
-    total = recorded if busy else sum(r["wall_ns"] for r in later)
     others = sum(max(0, r["wall_ns"] - typical) for r in known)
     if excess <= others or excess / total < 0.01:
         return []
@@ -176,7 +175,7 @@ def _slowest(job: Job, slow: set[int], every: set[int]) -> Row | None:
     """The job's innermost function that holds at least half of what slow steps take more than the others. One pass over
     the frames of the job's functions."""
     timeline = job.timeline
-    spans = sorted((r["start_ns"], r["end_ns"], r["step"]) for r in job.view("runtime") if r.get("step") in every)
+    spans = sorted((r["start_ns"], r["end_ns"], r["step"]) for r in _windows(job) if r.get("step") in every)
     if timeline is None or not slow or not every - slow or len(spans) != len(every):
         return None
     starts, ends, steps = (np.array(column) for column in zip(*spans, strict=True))
@@ -204,6 +203,13 @@ def _waits_ns(row: Row) -> int:
     return int(row.get("cause_ns") or 0) if waits else 0
 
 
+def _windows(job: Job) -> list[Row]:
+    """The runtime view of the rank that the other views show."""
+    rows = job.view("runtime")
+    first = min((r.get("rank") or 0 for r in rows), default=0)
+    return [r for r in rows if (r.get("rank") or 0) == first]
+
+
 def _copied_ns(job: Job) -> dict[int, int]:
     """Recorded time of each step in which modules were moved between host and device."""
     timeline = job.timeline
@@ -212,6 +218,6 @@ def _copied_ns(job: Job) -> dict[int, int]:
     moved = [(int(timeline.start[i]), int(timeline.end[i])) for i in moves(timeline)]
     return {
         row["step"]: sum(max(0, min(row["end_ns"], end) - max(row["start_ns"], start)) for start, end in moved)
-        for row in job.view("runtime")
+        for row in _windows(job)
         if moved and row.get("step") is not None
     }

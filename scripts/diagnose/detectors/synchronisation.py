@@ -49,9 +49,10 @@ def on_device(job: Job, sites: list[Row]) -> Finding | None:
     if job.replay is not None:
         saved = max(0.0, job.replay.total_ns - job.replay.without_reads(spans))
         each = 1e-6 / steps
-        share = saved / job.replay.total_ns * job.window_share
+        share = job.replayed_share(saved)
+        whole = max(job.replay.total_ns, job.unprofiled_capture_ns)
         derivation = (
-            f"{saved * each:.2f} of {job.replay.total_ns * each:.2f} ms a step: launches and kernels replayed at the "
+            f"{saved * each:.2f} of {whole * each:.2f} ms a step: launches and kernels replayed at the "
             "unprofiled job's pace, with and without the waits for values and what is computed only to be read; steps are "
             f"{job.window_share:.0%} of the job"
         )
