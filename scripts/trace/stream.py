@@ -49,6 +49,8 @@ class Reader:
             self.compressed += 1
             whole = self.compressed == 1 and hasattr(inflate, "_GzipReader")
             self._source = _Whole(self._file, self) if whole else _Inflated(self._source, self, self.compressed)
+        if self._source.peek(2) == GZIP:
+            self.loss.append(f"after {self.compressed} layers of gzip follows another one, which is not inflated")
         self._detect_encoding()
 
     def readinto(self, view: memoryview) -> int:
@@ -76,12 +78,16 @@ class Reader:
                 self.encoding = encoding
                 break
         else:
-            if len(start) == 4 and start[1] == 0 and start[0] and start[2]:
+            if len(start) == 4 and start[0] and not any(start[1:]):
+                self.encoding = "utf-32-le"
+            elif len(start) == 4 and start[3] and not any(start[:3]):
+                self.encoding = "utf-32-be"
+            elif len(start) == 4 and start[1] == 0 and start[0] and start[2]:
                 self.encoding = "utf-16-le"
             elif len(start) == 4 and start[0] == 0 and start[1]:
                 self.encoding = "utf-16-be"
         if self.encoding != "utf-8":
-            self._source = _Recoded(self._source, self.encoding)
+            self._source = _Recoded(self._source, self)
 
 
 class _Source:
@@ -264,16 +270,18 @@ def _to_the_fault(inflater: Any, feed: bytes) -> bytes:
 
 
 class _Recoded(_Source):
-    def __init__(self, source: _Source, encoding: str) -> None:
+    def __init__(self, source: _Source, reader: Reader) -> None:
         super().__init__()
-        self.source = source
-        self.decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        self.source, self.reader = source, reader
+        self.decoder = codecs.getincrementaldecoder(reader.encoding)(errors="replace")
         self.ended = False
 
     def _more(self) -> bytes:
         while not self.ended:
             piece = self.source.read(FEED)
             self.ended = not piece
+            if self.ended and (cut := self.decoder.getstate()[0]):
+                self.reader.loss.append(f"the {self.reader.encoding} text ends inside a character ({len(cut)} bytes)")
             text = self.decoder.decode(piece, final=self.ended)
             if text:
                 return text.encode("utf-8", errors="replace")

@@ -103,3 +103,27 @@ def test_every_byte_before_a_cut_is_read(tmp_path: Path) -> None:
         assert expected.startswith(found)
         assert len(expected) - len(found) <= SYMBOL
         assert losses == ["the gzip stream ends early"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("cut", [0, 1])
+def test_encodings_without_a_mark_and_a_cut_character(encoding: str, cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    written = EVENTS[:9_000].decode().encode(encoding)
+    path.write_bytes(written[: len(written) - cut])
+    found, losses = drain(path, 1 << 16)
+    if cut:
+        assert found.startswith(EVENTS[:8_999])
+        assert losses == [f"the {encoding} text ends inside a character ({len(' '.encode(encoding)) - 1} bytes)"]
+    else:
+        assert (found, losses) == (EVENTS[:9_000], [])
+
+
+def test_a_fourth_layer_of_gzip_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    data = EVENTS
+    for _ in range(4):
+        data = gzip.compress(data, mtime=0)
+    path.write_bytes(data)
+    _, losses = drain(path, 1 << 16)
+    assert losses == ["after 3 layers of gzip follows another one, which is not inflated"]
