@@ -70,9 +70,10 @@ def compare(
         state.recognise(base, {identity for run in (noise or {}).get("runs", []) for identity in run["run_ids"]})
         for rank in base.ranks:
             state.read(base, cand, rank)
-        if not state.seen:
+        unprobed = bool((noise or {}).get("unprobed"))
+        if not state.seen and not unprobed:
             raise BadInput(f"{base.name}: no records; a comparison of nothing would always pass")
-        if not state.selected:
+        if not state.selected and state.seen:
             raise BadInput(f"the filter selects none of {state.seen} records; `parity show {base.name}` lists the tags")
         exact = invariants.compare_invariants(base, cand, allow)
     except BadInput as error:
@@ -180,6 +181,8 @@ def _answer(
     if exact["differing"]:
         names = ", ".join(entry["name"] for entry in exact["differing"][:5])
         return "different", f"{len(exact['differing'])} invariant(s) differ: {names}", None
+    if not state.seen and (noise or {}).get("unprobed"):
+        return "equivalent", "nothing is probed; the ledgers' invariants agree", None
     if not state.compared:
         return "undecided", "no record could be compared: all are error records on both sides", None
     if state.first is None:

@@ -48,8 +48,11 @@ class _Tag:
         self.start: Optional[list[Any]] = None
 
 
-def derive(run_dirs: Sequence[str | Path]) -> dict[str, Any]:
+def derive(run_dirs: Sequence[str | Path], unprobed: bool = False) -> dict[str, Any]:
     """The noise document of three or more recorded runs of unmodified code.
+
+    unprobed: runs without a single record are no mistake; the document says so, and a comparison by it rests on the
+    ledgers' invariants alone. Who asks for it has to compare what the job computed by other means.
 
     Raises BadInput (one line) for fewer than three runs, the same run given twice, runs of different shape or
     environment. Cost: one pass over all records, O(runs^2) a record; memory grows with the number of tags only.
@@ -65,7 +68,7 @@ def derive(run_dirs: Sequence[str | Path]) -> dict[str, Any]:
     for rank in runs[0].ranks:
         tags[rank] = {}
         total += _learn(distinct if len(distinct) > 1 else distinct[:1], rank, tags[rank])
-    if not total:
+    if not total and not unprobed:
         raise BadInput(f"{runs[0].name}: no records; nothing was probed, see `parity show {runs[0].name}`")
     scores = {family: [0.0] * len(distinct) for family in LOWEST}
     for found in tags.values():
@@ -191,10 +194,14 @@ def _document(
     per_rank: dict[str, Any] = {}
     for rank, found in tags.items():
         per_rank[rank] = {name: _tag_entry(name, tag, distinct) for name, tag in found.items()}
+    call: Optional[str]
     verdicts = [entry["verdict"] for rank in per_rank.values() for entry in rank.values()]
-    if not moved:
+    probed = any(found for found in tags.values())
+    if not probed:
+        verdict, call, reason = "vacuous", None, "nothing is probed: only the ledgers' invariants are compared"
+    elif not moved:
         verdict = "vacuous"
-        call: Optional[str] = PERTURB
+        call = PERTURB
         reason = f"all {len(runs)} runs are bit-identical: repeats show no spread, so there is none to judge by"
         if perturbed:
             reason = f"all {len(runs)} runs are bit-identical although {perturbed} were perturbed: nothing was nudged"
@@ -223,6 +230,7 @@ def _document(
         ],
         "distinct": distinct,
         "perturbed": perturbed,
+        "unprobed": not probed,
         "factor": scale,
         "leave_one_out": scores,
         "threshold": {family: max(LOWEST[family], scale * max(values)) for family, values in scores.items()},

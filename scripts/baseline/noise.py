@@ -16,15 +16,18 @@ from scripts.common.files import read_json, write_json
 SCHEMA = "wholejob/noise@1"
 
 
-def measure(folders: Sequence[Path], seed: int, name: str) -> dict[str, Any]:
-    """The noise document of baseline run folders `seed<seed>-...`; those of other seeds show that the seed counts."""
+def measure(folders: Sequence[Path], seed: int, name: str, unprobed: bool = False) -> dict[str, Any]:
+    """The noise document of baseline run folders `seed<seed>-...`; those of other seeds show that the seed counts.
+
+    unprobed: the workload probes nothing on the way, as what is computed there may change; its outputs are compared.
+    """
     visible = [folder for folder in folders if _seed(folder) == seed]
     others = [folder for folder in folders if _seed(folder) != seed]
     try:
-        document = derive([folder / "records" for folder in visible])
+        document = derive([folder / "records" for folder in visible], unprobed)
         plain = [folder for folder in visible if "-repeat" in folder.name]
-        digest = Run((plain or visible)[0] / "records").digest()
-        same = [folder.name for folder in others if Run(folder / "records").digest() == digest]
+        digest = _digest((plain or visible)[0], unprobed)
+        same = [folder.name for folder in others if _digest(folder, unprobed) == digest]
     except BadInput as error:
         raise InputError(f"workload {name}: {error}") from None
     if same:
@@ -39,6 +42,13 @@ def measure(folders: Sequence[Path], seed: int, name: str) -> dict[str, Any]:
         "tags": document["ranks"][next(iter(document["ranks"]))],
         "parity": document,
     }
+
+
+def _digest(folder: Path, unprobed: bool) -> Any:
+    """What a run computed: its records, or the hashes of its outputs where nothing is probed."""
+    if unprobed:
+        return [(entry["path"], entry["sha256"]) for entry in read_json(folder / "run.json", "run")["outputs"]]
+    return Run(folder / "records").digest()
 
 
 def _seed(folder: Path) -> int:
@@ -57,7 +67,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     spec = read_json(args.spec, "spec")
     folders = [path.parent for path in args.runs]
-    document = measure(folders, spec["parity"]["seed"], spec.get("workload", spec["name"]))
+    name = spec.get("workload", spec["name"])
+    unprobed = spec["parity"].get("probes") == []
+    if unprobed and (spec["parity"].get("outputs") == "exists" or not (spec.get("launch") or {}).get("outputs")):
+        raise InputError(
+            f"workload {name}: parity.probes is empty and no output is compared: nothing would show what a patch changes;"
+            " declare launch.outputs and parity.outputs, or probes"
+        )
+    document = measure(folders, spec["parity"]["seed"], name, unprobed)
     write_json(args.output, SCHEMA, document)
     return 0
 

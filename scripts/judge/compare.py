@@ -64,6 +64,8 @@ def judge(
         files["compared"] += len(names)
         for answer in ("differing", "undecided"):
             files[answer] += [{"seed": seed, **entry} for entry in found[answer]]
+    if noise["parity"].get("unprobed") and not files["compared"]:
+        return _empty("failed_run", "nothing is probed, and the unmodified job wrote no output to compare")
     return _summary(seeds, files, _executed(candidate, wanted), [told[folder] for folder in candidate])
 
 

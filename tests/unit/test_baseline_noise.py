@@ -1,11 +1,17 @@
 """Noise of the unmodified job, and the one line for a job that ignores its seed."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
-from scripts.baseline.noise import measure
+from scripts.baseline.noise import main, measure
 from scripts.common.errors import InputError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "planted"))
+
+from record import run_document
 
 
 @pytest.fixture
@@ -55,3 +61,39 @@ def test_too_few_runs_and_odd_names_are_refused(recorded):
         measure([recorded("seed0-repeat0", VALUES), recorded("seed0-repeat1", VALUES)], 0, "toy")
     with pytest.raises(InputError, match="seed<seed>-repeat<i>"):
         measure([recorded("other", VALUES)], 0, "toy")
+
+
+def test_a_job_that_is_not_probed_is_told_from_its_seed_by_its_outputs(recorded):
+    def made(name, digest):
+        folder = recorded(name, [])
+        document = {
+            "started_ns": 1,
+            "wall_s": 1.0,
+            "cpu_user_s": 1.0,
+            "cpu_system_s": 0.1,
+            "peak_rss_bytes": 1,
+            "steps": 1,
+            "outputs": [{"path": "a.jsonl", "bytes": 1, "sha256": digest}],
+        }
+        (folder / "run.json").write_text(json.dumps(run_document(**document)))
+        return folder
+
+    folders = [made("seed0-repeat0", "a" * 64), *(made(f"seed0-ulp{i}", "a" * 64) for i in range(2))]
+    found = measure([*folders, made("seed1-repeat0", "b" * 64)], 0, "toy", unprobed=True)
+    assert found["seed_matters"] is True
+    assert found["parity"]["unprobed"] is True
+    assert found["tags"] == {}
+    with pytest.raises(InputError, match="ignores its seed: seed2-repeat0"):
+        measure([*folders, made("seed2-repeat0", "a" * 64)], 0, "toy", unprobed=True)
+    with pytest.raises(InputError, match="nothing was probed"):
+        measure(folders, 0, "toy")
+
+
+def test_nothing_probed_and_nothing_compared_is_refused(tmp_path):
+    spec = {"schema": "wholejob/spec@1", "name": "toy", "parity": {"seed": 0, "probes": [], "outputs": "exists"}}
+    spec["launch"] = {"outputs": ["a.jsonl"]}
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(spec))
+    with pytest.raises(InputError, match="nothing would show what a patch changes"):
+        main(["--spec", str(path), str(tmp_path / "run.json"), "-o", str(tmp_path / "noise.json")])
+    assert not (tmp_path / "noise.json").exists()

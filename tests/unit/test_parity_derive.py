@@ -220,3 +220,41 @@ class TestCommand:
         cand = str(write_run(tmp_path / "cand", training(1)))
         assert main(["compare", base, cand, "--noise", str(tmp_path / "noise.json")]) == 3
         assert "parity/noise@1" in capsys.readouterr().err
+
+
+class TestUnprobed:
+    """A workload that probes nothing on the way, as there everything may change; its outputs are judged elsewhere."""
+
+    def empty(self, folder, sequences=24):
+        return write_run(folder, [], ledger={"generated_sequences": sequences})
+
+    def test_no_record_is_a_mistake_unless_it_was_asked_for(self, tmp_path):
+        folders = [self.empty(tmp_path / f"run{i}") for i in range(3)]
+        with pytest.raises(BadInput, match="nothing was probed"):
+            derive(folders)
+        document = derive(folders, unprobed=True)
+        assert document["unprobed"] is True
+        assert document["verdict"] == "vacuous"
+
+    def test_probed_runs_stay_probed(self, tmp_path):
+        folders = [write_run(tmp_path / f"run{i}", training(i), ledger={"generated_sequences": 24}) for i in range(4)]
+        document = derive(folders, unprobed=True)
+        assert document["unprobed"] is False
+        assert document["verdict"] == "ok"
+        cand = self.empty(tmp_path / "cand")
+        assert compare(folders[0], cand, document)["answer"] == "different"  # it lacks every record
+
+    def test_invariants_decide_and_a_new_record_is_a_difference(self, tmp_path):
+        folders = [self.empty(tmp_path / f"run{i}") for i in range(3)]
+        document = derive(folders, unprobed=True)
+        report = compare(folders[0], self.empty(tmp_path / "same"), document)
+        assert report["answer"] == "equivalent"
+        assert "nothing is probed" in report["reason"]
+        fewer = compare(folders[0], self.empty(tmp_path / "fewer", sequences=12), document)
+        assert fewer["answer"] == "different"
+        more = compare(
+            folders[0], write_run(tmp_path / "more", training(1), ledger={"generated_sequences": 24}), document
+        )
+        assert more["answer"] == "different"
+        without = compare(folders[0], self.empty(tmp_path / "other"), None)
+        assert without["answer"] == "cannot"  # no document says that nothing is to be probed
