@@ -171,7 +171,7 @@ def load(
             **_packages(environment),
             **_counted(checked),
         },
-        replay.read(measured.events(events, ("runtime", "gpu"))),
+        replay.read(measured.events(events, ("runtime", "gpu"))) if runs else [],
     )
 
 

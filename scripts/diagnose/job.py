@@ -97,9 +97,12 @@ class Job:
     def view(self, name: str) -> list[Row]:
         """Rows of a view of the first rank; of every rank for the views that compare ranks."""
         rows = self.views(name)
-        if name in ("overlap", "runtime") or not rows:
-            return rows
-        first = min(r["rank"] for r in rows)
+        return rows if name in ("overlap", "runtime") else self.first_rank(rows)
+
+    @staticmethod
+    def first_rank(rows: list[Row]) -> list[Row]:
+        """Rows of the first rank that a view has."""
+        first = min((r["rank"] for r in rows), default=None)
         return [r for r in rows if r["rank"] == first]
 
     @cached_property
@@ -268,11 +271,15 @@ class Job:
         """The window replayed at the unprofiled job's speed; None without device work or unprofiled runs."""
         return fit(self.calls, self.unprofiled_capture_ns) if self.timing.runs else None
 
+    @property
+    def replayed_ns(self) -> float:
+        """Length of the replayed window; that of the unprofiled steps where the replay is shorter than they are, as it
+        holds no host time before its first call."""
+        return max(self.replay.total_ns if self.replay is not None else 0.0, self.unprofiled_capture_ns)
+
     def replayed_share(self, saved_ns: float) -> float:
-        """Share of the whole job of what a replay saves; of the unprofiled steps where the replay is shorter than they
-        are, as it holds no host time before its first call."""
-        whole = max(self.replay.total_ns, self.unprofiled_capture_ns) if self.replay is not None else 1.0
-        return max(0.0, saved_ns) / whole * self.window_share
+        """Share of the whole job of what a replay saves."""
+        return max(0.0, saved_ns) / self.replayed_ns * self.window_share
 
     def kernel_share(self, kernel_ns: float) -> float:
         """Share of the whole job of device time, were it all on the critical path."""

@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from scripts.trace.dataset import BLOCKING_COPY_NS
+
 LAUNCH_LATENCY_NS = 1_500.0  # from a launch's return to its kernel on an idle device; 0.9 to 2 us on an H200
 QUEUED_NS = 20_000  # a kernel launched so long before its predecessor ended waited for that, not for its launch
 RETURN_NS = 2_000.0  # from the last kernel's end to the host's return from a wait
 VALUE_BYTES = 4096  # a copy to the host of at most this much reads values; more is data
 FREEING = ("cudaFree", "hipFree")  # wait for the device as well
-BLOCKING_NS = (
-    100_000  # a copy call that takes longer waited for the device, as in the views (scripts/trace/timeline.py)
-)
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset", "graph")
 
 
@@ -50,7 +49,7 @@ class Replay:
     calls: list[Call]
     pace: float
     total_ns: float
-    gap_ns: float = 0.0
+    gap_ns: float
 
     def without_reads(self, dropped: Sequence[tuple[int, int]] = ()) -> float:
         """Duration in ns, had the host never waited for a value to read, nor made the calls in `dropped` (sorted,
@@ -107,59 +106,44 @@ def read(tables: dict[str, Any]) -> list[Call]:
     runtime, device = tables.get("runtime"), tables.get("gpu")
     if runtime is None or device is None or not runtime.num_rows or not device.num_rows:
         return []
-    rank = min(_column(runtime, "rank"))
-    work: dict[int, _Work] = {}
-    names = ("rank", "correlation", "ts_ns", "dur_ns", "cat", "device", "stream", "name", "bytes")
-    for of, correlation, begun, took, kind, place, stream, name, size in zip(
-        *(_column(device, column) for column in names), strict=True
-    ):
-        if of == rank and kind in DEVICE_WORK and correlation is not None and begun is not None:
-            small = size is not None and size <= VALUE_BYTES
-            to_host, from_host = "DtoH" in (name or ""), "HtoD" in (name or "")
-            one = _Work(
-                begun, begun + (took or 0), (place, stream), to_host and small, (to_host or from_host) and not small
-            )
-            first = work.get(correlation)
-            if first is not None:
-                one = first._replace(start=min(first.start, one.start), end=max(first.end, one.end))
-            work[correlation] = one
-    columns = ("rank", "ts_ns", "dur_ns", "name", "cat", "pid", "tid", "correlation")
-    rows = [
-        row
-        for row in zip(*(_column(runtime, column) for column in columns), strict=True)
-        if row[0] == rank and row[1] is not None
-    ]
-    launching = {(pid, tid) for _, _, _, _, _, pid, tid, correlation in rows if correlation in work}
+    rank = min(runtime.column("rank").to_pylist())
+    work = _device_work(device, rank)
+    columns = ("ts_ns", "dur_ns", "name", "cat", "pid", "tid", "correlation")
+    rows = [row for row in _rows(runtime, rank, columns) if row[0] is not None]
+    launching = {(pid, tid) for _, _, _, _, pid, tid, correlation in rows if correlation in work}
     calls: list[Call] = []
     end: int | None = None
     after_value: dict[Any, bool] = {}
-    for _, start, took, name, kind, pid, tid, correlation in sorted(rows, key=lambda row: row[1]):
+    for start, took, name, kind, pid, tid, correlation in sorted(rows, key=lambda row: row[0]):
         thread = (pid, tid)
         if thread not in launching or not str(kind).endswith(("_runtime", "_driver")):
             continue
-        spent = float(took or 0)
-        before = 0.0 if end is None else float(max(0, start - end))
-        end = int(start + spent) if end is None else max(end, int(start + spent))
+        spent = took or 0
+        before = 0 if end is None else max(0, start - end)
+        end = start + spent if end is None else max(end, start + spent)
         done = work.get(correlation)
         synchronises = "Synchronize" in (name or "")
-        blocks = done is not None and done.value and spent >= BLOCKING_NS
-        own = 0.0 if synchronises else RETURN_NS if blocks else spent
+        blocks = done is not None and done.value and spent >= BLOCKING_COPY_NS
         waits = synchronises or name in FREEING
         calls.append(
             Call(
-                int(start),
-                before,
-                own,
-                waits,
-                waits and after_value.get(thread, False),
-                done is not None and done.moves,
-                float(done.end - done.start) if done is not None else None,
-                done.start if done is not None else 0,
-                done.stream if done is not None else None,
+                start,
+                float(before),
+                0.0 if synchronises else RETURN_NS if blocks else float(spent),
+                waits=waits,
+                reads=waits and after_value.get(thread, False),
+                moves=done is not None and done.moves,
+                kernel_ns=float(done.end - done.start) if done is not None else None,
+                kernel_start_ns=done.start if done is not None else 0,
+                stream=done.stream if done is not None else None,
             )
         )
         if blocks:
-            calls.append(Call(int(start), 0.0, 0.0, True, True, False, None, 0, None))
+            calls.append(
+                Call(
+                    start, 0.0, 0.0, waits=True, reads=True, moves=False, kernel_ns=None, kernel_start_ns=0, stream=None
+                )
+            )
         after_value[thread] = done is not None and done.value
     return calls
 
@@ -174,10 +158,29 @@ class _Work(NamedTuple):
     moves: bool
 
 
-def _column(table: Any, name: str) -> list[Any]:
-    if name not in table.column_names:
-        return [0 if name == "rank" else None] * table.num_rows
-    return list(table.column(name).to_pylist())
+def _device_work(device: Any, rank: int) -> dict[int, _Work]:
+    """What each correlation of a rank started on the device."""
+    work: dict[int, _Work] = {}
+    names = ("correlation", "ts_ns", "dur_ns", "cat", "device", "stream", "name", "bytes")
+    for correlation, begun, took, kind, place, stream, name, size in _rows(device, rank, names):
+        if kind not in DEVICE_WORK or correlation is None or begun is None:
+            continue
+        end, small = begun + (took or 0), size is not None and size <= VALUE_BYTES
+        if correlation in work:
+            first = work[correlation]
+            work[correlation] = first._replace(start=min(first.start, begun), end=max(first.end, end))
+            continue
+        to_host, from_host = "DtoH" in (name or ""), "HtoD" in (name or "")
+        work[correlation] = _Work(
+            begun, end, (place, stream), value=to_host and small, moves=(to_host or from_host) and not small
+        )
+    return work
+
+
+def _rows(table: Any, rank: int, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Rows of one rank, a tuple of the columns each."""
+    rows = zip(*(table.column(name).to_pylist() for name in ("rank", *columns)), strict=True)
+    return [row[1:] for row in rows if row[0] == rank]
 
 
 def duration(

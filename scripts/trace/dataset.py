@@ -145,6 +145,7 @@ GPU_CATEGORIES = (
     "mtia_ccp_events", "mtia_insight", "hpu_op", "privateuse1_kernel",
 )  # fmt: skip
 RUNTIME_CATEGORIES = ("cuda_sync", "cuda_event", "Runtime")  # and every `*_runtime`, `*_driver`
+BLOCKING_COPY_NS = 100_000  # a memcpy call that takes so long waited for the device: queueing one takes 5 to 20 us
 OP_CATEGORIES = ("cpu_op", "Operator")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.trace import intervals
+from scripts.trace import dataset, intervals
 from scripts.trace.capture import CALL, PYTHON, Capture
 from scripts.trace.columns import at
 from scripts.trace.frames import BACKWARD, DATA, OTHER
@@ -48,7 +48,7 @@ def blocking(capture: Capture) -> Ints:
     """
     host = capture.host
     waits = host.flag(lambda n: n.endswith(("Synchronize", "SynchronizeWithSpin")))
-    copies = host.flag(lambda n: "emcpy" in n) & (host.end - host.start >= 100_000)
+    copies = host.flag(lambda n: "emcpy" in n) & (host.end - host.start >= dataset.BLOCKING_COPY_NS)
     return (host.kind == CALL) & (waits | copies)
 
 

@@ -188,7 +188,6 @@ def test_without_unprofiled_runs_there_is_no_pace(tmp_path: Path) -> None:
 
 
 def test_a_graph_is_one_piece_of_all_its_kernels() -> None:
-    made = tables()
     runtime = [
         {
             "rank": 0,

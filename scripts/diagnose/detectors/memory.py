@@ -30,23 +30,25 @@ def headroom(job: Job) -> list[Finding]:
     if not capacity or not peak or peak > capacity / 2:
         return []
     recompute = job.sites("recompute")
-    repeated = recomputed_ns(job) if recompute else 0.0
     forward = sum(r["total_ns"] for r in job.view("kernels") if r.get("phase") == "forward") if recompute else 0
+    share, derivation, confidence = None, "", "low"
+    if forward and (repeated := recomputed_ns(job)):
+        share, confidence = job.kernel_share(repeated), "high"
+        derivation = f"{repeated / 1e6:.1f} ms of kernels that the backward pass computes again of "
+        derivation += f"{job.capture_ns / 1e6:.1f} ms captured"
+    elif forward:
+        share, confidence = job.kernel_share(forward), "medium"
+        derivation = f"{forward / 1e6:.1f} ms of the forward pass's kernels of {job.capture_ns / 1e6:.1f} ms captured: "
+        derivation += "recomputation repeats them at most once"
     return [
         Finding(
             "memory_headroom",
             f"{1 - peak / capacity:.0%} of the device's memory is never used",
             "A larger batch, no recomputation, or data kept on the device would fit"
             + (f"; the device idles {idle:.0%} of the time." if idle else "."),
-            job.kernel_share(repeated or forward) if forward else None,
-            f"{repeated / 1e6:.1f} ms of kernels that the backward pass computes again of {job.capture_ns / 1e6:.1f} ms "
-            "captured"
-            if repeated
-            else f"{forward / 1e6:.1f} ms of the forward pass's kernels of {job.capture_ns / 1e6:.1f} ms captured: "
-            "recomputation repeats them at most once"
-            if forward
-            else "",
-            "high" if repeated else "medium" if forward else "low",
+            share,
+            derivation,
+            confidence,
             ["config"],
             [anchor(s) for s in recompute],
             [evidence("peak", peak, "bytes", "run.json"), evidence("capacity", capacity, "bytes", "views: device")],

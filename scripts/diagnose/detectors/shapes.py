@@ -92,21 +92,17 @@ def of_steps(job: Job, steps: list[Row]) -> list[Finding]:
     and waits are no preparation."""
     # the first step of a window knows no shape, and the profiler's start may lie in it
     later = steps[1:] if len(steps) > 3 or steps[0].get("new_signature") else steps
-    fresh = [r for r in later if r["new_signature"]]
-    known = [r for r in later if r["new_signature"] is False]
-    if not fresh:
+    if not any(r["new_signature"] for r in later):
         return []
-    copied = _copied_ns(job)
-    busy = {r["step"]: r.get("busy_ns") or 0 for r in _windows(job)} if job.on_gpu and not known else {}
     total = sum(r["wall_ns"] for r in later)
-    # where nothing repeats, longer inputs compute longer: what is prepared shows as idle time of the device
-    least = min((busy.get(r["step"], 0) for r in later), default=0)
-    later = [
-        {**r, "wall_ns": max(1, r["wall_ns"] - max(busy.get(r["step"], 0) - least, copied.get(r["step"], 0)))}
-        if busy
-        else {**r, "wall_ns": max(1, r["wall_ns"] - max(_waits_ns(r), copied.get(r["step"], 0)))}
-        for r in later
-    ]
+    copied, away = _copied_ns(job), {r["step"]: _waits_ns(r) for r in later}
+    if job.on_gpu and all(r["new_signature"] is not False for r in later):
+        # where nothing repeats, longer inputs compute longer: what is prepared shows as idle time of the device
+        busy = {r["step"]: r.get("busy_ns") or 0 for r in job.first_rank(job.view("runtime"))}
+        if busy:
+            least = min(busy.get(step, 0) for step in away)
+            away = {step: busy.get(step, 0) - least for step in away}
+    later = [{**r, "wall_ns": max(1, r["wall_ns"] - max(away[r["step"]], copied.get(r["step"], 0)))} for r in later]
     fresh = [r for r in later if r["new_signature"]]
     known = [r for r in later if r["new_signature"] is False]
     walls = sorted(r["wall_ns"] for r in (known or later))
@@ -176,7 +172,9 @@ def _slowest(job: Job, slow: set[int], every: set[int]) -> Row | None:
     """The job's innermost function that holds at least half of what slow steps take more than the others. One pass over
     the frames of the job's functions."""
     timeline = job.timeline
-    spans = sorted((r["start_ns"], r["end_ns"], r["step"]) for r in _windows(job) if r.get("step") in every)
+    spans = sorted(
+        (r["start_ns"], r["end_ns"], r["step"]) for r in job.first_rank(job.view("runtime")) if r.get("step") in every
+    )
     if timeline is None or not slow or not every - slow or len(spans) != len(every):
         return None
     starts, ends, steps = (np.array(column) for column in zip(*spans, strict=True))
@@ -204,13 +202,6 @@ def _waits_ns(row: Row) -> int:
     return int(row.get("cause_ns") or 0) if waits else 0
 
 
-def _windows(job: Job) -> list[Row]:
-    """The runtime view of the rank that the other views show."""
-    rows = job.view("runtime")
-    first = min((r.get("rank") or 0 for r in rows), default=0)
-    return [r for r in rows if (r.get("rank") or 0) == first]
-
-
 def _copied_ns(job: Job) -> dict[int, int]:
     """Recorded time of each step in which modules were moved between host and device."""
     timeline = job.timeline
@@ -219,6 +210,6 @@ def _copied_ns(job: Job) -> dict[int, int]:
     moved = [(int(timeline.start[i]), int(timeline.end[i])) for i in moves(timeline)]
     return {
         row["step"]: sum(max(0, min(row["end_ns"], end) - max(row["start_ns"], start)) for start, end in moved)
-        for row in _windows(job)
+        for row in job.first_rank(job.view("runtime"))
         if moved and row.get("step") is not None
     }

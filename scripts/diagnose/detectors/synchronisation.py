@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scripts.diagnose.job import Finding, Job, NotApplicable, Row, anchor, evidence
 from scripts.diagnose.timeline import OPERATOR, PYTHON
+from scripts.trace.intervals import merge
 
 LOOKED_FOR = ("step_synchronisation",)
 READERS = {"bool": "aten::is_nonzero", "float": "aten::item", "int": "aten::item"}  # what the trace calls a conversion
@@ -50,9 +51,8 @@ def on_device(job: Job, sites: list[Row]) -> Finding | None:
         saved = max(0.0, job.replay.total_ns - job.replay.without_reads(spans))
         each = 1e-6 / steps
         share = job.replayed_share(saved)
-        whole = max(job.replay.total_ns, job.unprofiled_capture_ns)
         derivation = (
-            f"{saved * each:.2f} of {whole * each:.2f} ms a step: launches and kernels replayed at the "
+            f"{saved * each:.2f} of {job.replayed_ns * each:.2f} ms a step: launches and kernels replayed at the "
             "unprofiled job's pace, with and without the waits for values and what is computed only to be read; steps are "
             f"{job.window_share:.0%} of the job"
         )
@@ -94,7 +94,7 @@ def _made_to_be_read(job: Job, sites: list[Row]) -> tuple[float, float, list[tup
     if timeline is None:
         return 0.0, 0.0, []
     idle = kernels = 0.0
-    spans: list[tuple[int, int]] = []
+    places: list[int] = []
     lost = [r for r in job.view("lost_time") if r["kind"] in ("launch_bound", "host_busy")]
     launched = job.view("kernels")
     by_function: dict[tuple[str, str, int], list[Row]] = {}
@@ -107,7 +107,7 @@ def _made_to_be_read(job: Job, sites: list[Row]) -> tuple[float, float, list[tup
             callee: str = site["callee"]
             for call in timeline.calls(READERS.get(callee, callee), function):
                 made.update((call, *timeline.just_before(call, site["detail"]["read"])))
-        spans += [(int(timeline.start[i]), int(timeline.end[i])) for i in made]
+        places += made
         under = {i for top in made for i in (top, *timeline.under(top))}
         operators = {timeline.name[i] for i in under if timeline.kind[i] == OPERATOR}
         python = (timeline.owner == function) & (timeline.kind == PYTHON)
@@ -120,17 +120,8 @@ def _made_to_be_read(job: Job, sites: list[Row]) -> tuple[float, float, list[tup
             for r in launched
             if (r.get("path"), r.get("function")) == (path, name) and r.get("top_op") in operators
         )
-    return idle, kernels, _disjoint(spans)
-
-
-def _disjoint(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
+    starts, ends = merge(timeline.start[places], timeline.end[places])
+    return idle, kernels, list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 def on_host(job: Job, sites: list[Row]) -> Finding | None:
