@@ -194,9 +194,9 @@ def _document(
     per_rank: dict[str, Any] = {}
     for rank, found in tags.items():
         per_rank[rank] = {name: _tag_entry(name, tag, distinct) for name, tag in found.items()}
-    call: Optional[str]
     verdicts = [entry["verdict"] for rank in per_rank.values() for entry in rank.values()]
-    probed = any(found for found in tags.values())
+    probed = any(tags.values())
+    call: Optional[str]
     if not probed:
         verdict, call, reason = "vacuous", None, "nothing is probed: only the ledgers' invariants are compared"
     elif not moved:

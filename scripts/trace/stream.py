@@ -240,23 +240,17 @@ class _Inflated(_Source):
         between = False  # members, where zeros may lie
         with self.reader.path.open("rb") as file:
             while feed := file.read(SMALL):
-                before = inflater.copy()
-                while feed:
-                    if between:
-                        feed = feed.lstrip(b"\0")
-                        between = not feed
-                        continue
+                while feed := feed.lstrip(b"\0") if between else feed:
+                    before, between, start = inflater.copy(), False, max(0, self.given - skipped)
                     try:
                         piece = inflater.decompress(feed)
                     except zlib.error:
-                        piece = _to_the_fault(before, feed)
-                        return bytes(data + piece[max(0, self.given - skipped) :])
-                    data += piece[max(0, self.given - skipped) :]
+                        return bytes(data + _to_the_fault(before, feed)[start:])
+                    data += piece[start:]
                     skipped += len(piece)
                     feed = b""
                     if inflater.eof:
-                        feed, inflater = inflater.unused_data, zlib.decompressobj(wbits=31)
-                        before, between = inflater.copy(), True
+                        feed, inflater, between = inflater.unused_data, zlib.decompressobj(wbits=31), True
         return bytes(data)
 
 
