@@ -22,6 +22,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -351,10 +352,11 @@ def compare(args: argparse.Namespace) -> int:
         )
     for name, why in unread.items():
         print(f"| {name} | not measured: {why} | | | | | | | |")
-    passed = [name for name, m in metrics.items() if all(_parts(m).values())]
-    met = {
-        part: sum(_parts(m)[part] for m in metrics.values()) for part in ("rank", "ceiling", "silent", "none_failed")
-    }
+    parts = {name: _parts(m) for name, m in metrics.items()}
+    passed = [name for name, of in parts.items() if all(of.values())]
+    met: Counter[str] = Counter()
+    for of in parts.values():
+        met.update(of)
     print(f"\nof {len(metrics)} jobs: " + ", ".join(f"{part} {count}" for part, count in met.items()))
     bars = {"rank": 2, "ratio": [1 - WITHIN, 1 + WITHIN], "on_the_clean_twin": CLEAN}
     ok = bool(metrics) and len(passed) == len(metrics) and not unread

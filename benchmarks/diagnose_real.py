@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "planted")]
+
+import planted  # noqa: E402
+
+from scripts.common.errors import InputError  # noqa: E402
+
 TRACES = {
     "h200/yolo11n_train_4steps_stacks.json.gz": "NVIDIA H200",
     "kineto/resnet50_num_workers_0*": "Tesla V100, 2021",
@@ -35,23 +40,14 @@ TRACES = {
 }
 
 
-def program(module: str, *arguments: str | Path) -> None:
-    """Run a program of the pipeline; its last line is the error."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"{module}: {(done.stderr.strip() or '?').splitlines()[-1]}")
-
-
 def diagnose(traces: list[Path], out: Path, source: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """findings.json and the views' headline of one trace (of one run's ranks)."""
-    program("scripts.trace.parse", *traces, "-o", out, "--no-progress")
-    program("scripts.trace.summarise", out, "-o", out / "views")
-    tree = ["--source", source] if source else []
-    program("scripts.diagnose.structure", "--run", out, *tree, "-o", out / "structure.json")
-    views = ["--views", out / "views", "--events", out / "events"]
-    program("scripts.diagnose.findings", "--structure", out / "structure.json", *views, "-o", out / "findings.json")
+    views, structure, tree = f"{out}/views", f"{out}/structure.json", ["--source", source] if source else []
+    planted.program("scripts.trace.parse", *map(str, traces), "-o", str(out), "--no-progress")
+    planted.program("scripts.trace.summarise", str(out), "-o", views)
+    planted.program("scripts.diagnose.structure", "--run", str(out), *tree, "-o", structure)
+    where = ["--structure", structure, "--views", views, "--events", f"{out}/events"]
+    planted.program("scripts.diagnose.findings", *where, "-o", f"{out}/findings.json")
     read = [json.loads((out / name).read_text(encoding="utf-8")) for name in ("findings.json", "views/views.json")]
     return read[0], read[1]["headline"]
 
@@ -94,9 +90,9 @@ def main() -> int:
             source = next((tree for start, tree in sources.items() if pattern.startswith(start)), None)
             try:
                 if not traces:
-                    raise RuntimeError(f"no such file below {arguments.traces.name}")
+                    raise InputError(f"no such file below {arguments.traces.name}")
                 found, headline = diagnose(traces, Path(folder) / str(number), source)
-            except RuntimeError as error:
+            except InputError as error:
                 unread[pattern] = str(error)
                 continue
             print(section(f"{pattern.rstrip('*').rstrip('_')} ({device})", found, headline), flush=True)
